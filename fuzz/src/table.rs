@@ -3,11 +3,13 @@
 //! An input is a question and bytes that are taken for an ask, an answer to the question, `status` and `stat`.
 
 use gate_proc::ask::{ANSWER_BYTES_MAX, Ask, ListedProcess, ProcAnswer, ProcFacts, ProcQuestion};
+use gate_proc::glance::GlanceDepth;
 use gate_proc::number::{Entry, ProcInode};
 use gate_proc::render::{stat_from, status_inside};
 use gate_proc::visible::{Asker, Looked};
 use proc_core::caller::Uids;
 use proc_core::range::Seat;
+use sys::procfs::ProcessLink;
 
 use crate::bytes::Bytes;
 
@@ -21,11 +23,12 @@ fn node() -> Seat {
 }
 
 fn question(kind: u8, pid: u32) -> ProcQuestion {
-    match kind % 5 {
+    match kind % 6 {
         0 => ProcQuestion::Processes,
         1 => ProcQuestion::Owner(pid),
         2 => ProcQuestion::Descriptors(pid),
-        3 => ProcQuestion::Descriptor(pid, 1),
+        3 => ProcQuestion::Link(pid, ProcessLink::Descriptor(1)),
+        4 => ProcQuestion::Glances(pid, GlanceDepth::Inside),
         _ => ProcQuestion::File(pid, Entry::Stat),
     }
 }

@@ -226,7 +226,17 @@ fn authority_is_replaced_while_everything_goes_on() {
     eventually("the link is given up", SOON, || (state_of(&machines, "n1", "n3") != "ready").then_some(()));
     machines.dev(&["wire", "n3", "up"]);
     eventually("it is there again", SOON, || (state_of(&machines, "n1", "n3") == "ready").then_some(()));
-    machines.ok("n3", &["dc", "create", "later", "--nodes", "n1,n2,n3", "--start"]);
+    // A machine so loaded that a cut takes long has n3 judged lost before it is back; its daemon then begins anew.
+    let repeat = |arguments: &[&str]| {
+        eventually("n3 does it", SOON, || {
+            let done = machines.dvs("n3", arguments);
+            let said = String::from_utf8_lossy(&done.stderr).into_owned();
+            assert!(!said.contains("certificate"), "{said}");
+            (done.status.success() || said.contains("already")).then_some(())
+        });
+    };
+    repeat(&["dc", "create", "later", "--nodes", "n1,n2,n3"]);
+    repeat(&["dc", "start", "later"]);
     let member = machines.member_pid("n1").expect("it runs");
     machines.sh("n1", &format!("kill -9 {member}"));
     eventually("n1's member is back", SOON, || machines.member_pid("n1").filter(|pid| *pid != member));

@@ -251,8 +251,10 @@ fn each_role_gets_what_it_should_and_every_answer_is_as_described() {
     let rank =
         |least: &str| ["anyone", "viewer", "operator", "administrator", "node"].iter().position(|one| *one == least);
     for way in description.ways() {
-        let path = [("{dc}", "nothing"), ("{pid}", "65600"), ("{node}", "n9"), ("{id}", "00"), ("{name}", "nobody")]
+        let names = [("{dc}", "nothing"), ("{pid}", "65600"), ("{node}", "n9"), ("{id}", "00"), ("{name}", "nobody")];
+        let path = names
             .iter()
+            .chain(&[("{service}", "nothing")])
             .fold(way.path.clone(), |path, (name, value)| path.replace(name, value));
         // Adding, so that the path of an import is there.
         let url = format!("{N1}{path}?path=/x&tail=1");
@@ -276,6 +278,7 @@ fn each_role_gets_what_it_should_and_every_answer_is_as_described() {
     // What there is, as it is described.
     world.machines.ok("n1", &["dc", "create", "shop", "--nodes", "n1,n2", "--start"]);
     let pid = world.machines.ok("n1", &["run", "-d", "shop", "--node", "n2", "--", "sleep", "600"]).trim().to_owned();
+    world.machines.ok("n1", &["service", "add", "shop", "clock", "--", "sleep", "600"]);
     world.machines.ok("n1", &["node", "label", "n2", "rack=a3"]);
     world.machines.token(&[]);
     let (_, administrator) = callers.pop().expect("the last one");
@@ -284,6 +287,7 @@ fn each_role_gets_what_it_should_and_every_answer_is_as_described() {
             continue;
         }
         let path = way.path.replace("{dc}", "shop").replace("{pid}", &pid).replace("{node}", "n2");
+        let path = path.replace("{service}", "clock");
         let (status, body) = world.curl(administrator.as_deref(), &[&format!("{N1}{path}")]);
         assert!(matches!(status, 200 | 503), "{path}: {status} {body}");
         description.check(&way, status, &body).unwrap_or_else(|why| panic!("{why}"));

@@ -127,7 +127,7 @@ fn engine_that_lost_its_majority_is_recovered_of_the_member_that_is_left() {
     // Once more: the data of before the first time go when the member serves again, those of before the second stay.
     let put_aside = || {
         machines
-            .sh("n1", "cd /var/lib/dvs/etcd; ls -d data.*")
+            .sh("n1", "find /var/lib/dvs/etcd -maxdepth 1 -name 'data.*'")
             .split_whitespace()
             .map(str::to_owned)
             .collect::<Vec<_>>()

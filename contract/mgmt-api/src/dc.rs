@@ -5,6 +5,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::placement::{Placement, ServerKind};
+use crate::service::ServiceSpec;
 
 /// ```toml
 /// name = "shop"
@@ -40,6 +41,9 @@ pub struct DcSpec {
     /// read.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub with_opt: bool,
+    /// What `/proc` shows on each of its nodes.
+    #[serde(default, skip_serializing_if = "ProcView::is_default")]
+    pub proc: ProcView,
     /// How its programs and servers wait for messages; adaptively when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait: Option<WaitMode>,
@@ -51,6 +55,9 @@ pub struct DcSpec {
     /// The first one holds the file tree. None: there will be one of 1 GiB.
     #[serde(default)]
     pub disks: Vec<DiskSpec>,
+    /// Programs that are kept running. More come and go by `dvs service`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<ServiceSpec>,
 }
 
 /// A node that comes to a container.
@@ -63,6 +70,34 @@ pub struct DcNodeRequest {
 
 pub fn default_subnet() -> String {
     "10.1.0.0/24".to_owned()
+}
+
+/// Whose processes a program sees in `/proc`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum ProcView {
+    /// Those of all nodes of the container.
+    #[default]
+    All,
+    /// Its node's, as the kernel shows them: for programs that look at the type of the file system.
+    Node,
+}
+
+impl ProcView {
+    pub const ALL: [ProcView; 2] = [ProcView::All, ProcView::Node];
+
+    /// As in `dc.toml`.
+    pub fn name(self) -> &'static str {
+        match self {
+            ProcView::All => "all",
+            ProcView::Node => "node",
+        }
+    }
+
+    fn is_default(&self) -> bool {
+        *self == ProcView::default()
+    }
 }
 
 /// A program or an endpoint may choose another: `DVS_WAIT`, `Port::set_wait_mode`.

@@ -29,8 +29,8 @@ pub use access::{
 };
 pub use bytes::{Bytes, NoHex};
 pub use dc::{
-    Dc, DcNodeRequest, DcPhase, DcSpec, DiskSpec, DiskStore, Limits, NodeShare, ServerSpec, ServerState, ServerStatus,
-    WaitMode, default_subnet, valid_name,
+    Dc, DcNodeRequest, DcPhase, DcSpec, DiskSpec, DiskStore, Limits, NodeShare, ProcView, ServerSpec, ServerState,
+    ServerStatus, WaitMode, default_subnet, valid_name,
 };
 pub use doctor::{CertificateFacts, Examination, Gravity, MemberFacts, NodeFacts, SpaceFacts, Trouble};
 pub use error::{ErrorBody, ErrorKind};
@@ -44,5 +44,8 @@ pub use node::{
 };
 pub use placement::{Capacity, Instance, Placement, Promise, Role, ServerKind, Volume, Why};
 pub use process::{ExecRequest, Process, ProcessState, RootFs, RunRequest, RunResponse, SignalRequest, TerminalSize};
-pub use service::{HealthProbe, HealthSpec, PlacePolicy, RestartPolicy, ServiceSpec, ServiceState, StopSpec};
+pub use service::{
+    HealthProbe, HealthSpec, MoveRequest, PlacePolicy, RestartPolicy, ServiceInfo, ServiceInstance, ServiceSpec,
+    ServiceState, StopSpec,
+};
 pub use tree::{TREE, in_tree};

@@ -93,6 +93,18 @@ pub const PROCESS_ATTACH: &str = "/v1/dcs/{dc}/processes/{pid}/attach";
 pub const PROCESS_LOGS: &str = "/v1/dcs/{dc}/processes/{pid}/logs";
 /// GET: list of [`crate::ChannelInfo`] of the container on the answering node.
 pub const DC_CHANNELS: &str = "/v1/dcs/{dc}/channels";
+/// GET: list of [`crate::ServiceInfo`]; POST [`crate::ServiceSpec`]: 201 with [`crate::ServiceInfo`].
+pub const SERVICES: &str = "/v1/dcs/{dc}/services";
+/// GET: [`crate::ServiceInfo`]; DELETE: it is stopped, and then forgotten.
+pub const SERVICE: &str = "/v1/dcs/{dc}/services/{service}";
+/// POST: what was stopped, or ended for good, is started. [`crate::ServiceInfo`]
+pub const SERVICE_START: &str = "/v1/dcs/{dc}/services/{service}/start";
+/// POST: answered when nothing of it runs any more. [`crate::ServiceInfo`]
+pub const SERVICE_STOP: &str = "/v1/dcs/{dc}/services/{service}/stop";
+/// POST: each instance ends and begins again where it stands. [`crate::ServiceInfo`]
+pub const SERVICE_RESTART: &str = "/v1/dcs/{dc}/services/{service}/restart";
+/// POST [`crate::MoveRequest`]: instances end where they stand and begin elsewhere. [`crate::ServiceInfo`]
+pub const SERVICE_MOVE: &str = "/v1/dcs/{dc}/services/{service}/move";
 /// POST with `Upgrade: dvs-stream`, `?path=/in/tree&node=n1` ([`crate::in_tree`]): the client sends a tar stream as
 /// stdin frames, plain or compressed with gzip, bzip2, xz or zstd; it is unpacked into the tree by a process inside the
 /// container, which follows no link; exit frame ends. Status 2: some entries could not be made; standard error names

@@ -261,6 +261,23 @@ routes! {
         "A container does not span a node any more."
     DcChannels "dc-channels": Get DC_CHANNELS VIEWER, Reads, &[], None => Answer::Many("ChannelInfo");
         "Channels of a container with an end on the node that answers."
+    Services "services": Get SERVICES VIEWER, Reads, &[], None => Answer::Many("ServiceInfo");
+        "Programs of a container that DVS keeps running."
+    ServiceAdd "service-add": Post SERVICES OPERATOR, Changes, &[], Some("ServiceSpec") => Answer::Made("ServiceInfo");
+        "Describes a program that is to be kept running; it is started as soon as it can be."
+    Service "service": Get SERVICE VIEWER, Reads, &[], None => Answer::One("ServiceInfo");
+        "A service and its instances."
+    ServiceRemove "service-remove": Delete SERVICE OPERATOR, Changes, &[], None => Answer::Nothing;
+        "Stops a service and forgets it; answered when nothing of it runs any more."
+    ServiceStart "service-start": Post SERVICE_START OPERATOR, Changes, &[], None => Answer::One("ServiceInfo");
+        "Starts a service that was stopped, and instances that ended for good."
+    ServiceStop "service-stop": Post SERVICE_STOP OPERATOR, Changes, &[], None => Answer::One("ServiceInfo");
+        "Stops a service; answered when nothing of it runs any more."
+    ServiceRestart "service-restart": Post SERVICE_RESTART OPERATOR, Changes, &[], None => Answer::One("ServiceInfo");
+        "Ends each instance of a service and begins it again where it stands."
+    ServiceMove "service-move": Post SERVICE_MOVE OPERATOR, Changes, &[], Some("MoveRequest")
+        => Answer::One("ServiceInfo");
+        "Instances of a service end where they stand and begin elsewhere."
     Processes "processes": Get PROCESSES VIEWER, Reads, &[], None => Answer::Many("Process");
         "Processes of a container on all its nodes. A header dvs-missing names each node that did not answer."
     Run "run": Post PROCESSES OPERATOR, Changes, &[SESSION], Some("RunRequest") => Answer::StreamOr("RunResponse");
@@ -321,9 +338,11 @@ mod tests {
         match operation {
             Join => [true; 6],
             Version | Live | Ready | Livez | Readyz | Examination | Metrics | Nodes | Node | Dcs | Dc | DcChannels
-            | Level | Processes | Process | Myself => [false, true, true, true, true, true],
+            | Level | Processes | Process | Myself | Services | Service => [false, true, true, true, true, true],
             DcCreate | DcDelete | DcStart | DcStop | DcNodeAdd | DcNodeRemove | Run | Signal | Attach | Logs | Exec
-            | Import => [false, false, true, true, true, true],
+            | Import | ServiceAdd | ServiceRemove | ServiceStart | ServiceStop | ServiceRestart | ServiceMove => {
+                [false, false, true, true, true, true]
+            }
             Settings | NodeChange | NodeRemove | Authority | AuthorityRotate | Tokens | TokenCreate | TokenRemove
             | Accesses | AccessCreate | AccessRemove | Audit => [false, false, false, true, true, true],
             Facts | Backup | Upgrade | UpgradeDaemon | UpgradeServers => [false, false, false, false, true, true],

@@ -108,6 +108,21 @@ pub struct HealthSpec {
     pub start_ms: u64,
 }
 
+impl Default for HealthSpec {
+    /// Asks nothing yet.
+    fn default() -> HealthSpec {
+        HealthSpec {
+            command: None,
+            tcp: None,
+            http: None,
+            interval_ms: interval_ms(),
+            timeout_ms: timeout_ms(),
+            retries: retries(),
+            start_ms: start_ms(),
+        }
+    }
+}
+
 fn interval_ms() -> u64 {
     5_000
 }
@@ -168,4 +183,57 @@ pub enum ServiceState {
     Stopped,
     /// Ended with a failure, and its policy starts it no more.
     Failed,
+}
+
+/// A service of a container: what was asked for, and how its instances are.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ServiceInfo {
+    pub spec: ServiceSpec,
+    /// False: somebody stopped it.
+    pub is_wanted: bool,
+    pub instances: Vec<ServiceInstance>,
+}
+
+/// One of the programs of a service.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ServiceInstance {
+    /// `NAME/INDEX`, from 0.
+    pub name: String,
+    pub state: ServiceState,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Of its last start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// How its last run ended, as a shell shows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit: Option<u8>,
+    /// Starts after the first one, where it stands now.
+    pub restarts: u64,
+    /// Rises with each placement; no two placements of an instance have the same.
+    pub epoch: u64,
+    /// Since when it is in this state, in seconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since_s: Option<u64>,
+    /// Why it stands where it stands, or nowhere.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub why: String,
+    /// What is wrong with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+/// Instances that are to stand elsewhere.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct MoveRequest {
+    /// Absent: all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<u32>,
+    /// Absent: its policy decides, and not for the node where it stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
 }

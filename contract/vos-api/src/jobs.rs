@@ -37,6 +37,9 @@ operations! {
 
     /// News of the program, in the order of their numbers, from 1 on.
     SAY = 21: repeatable Say { news: News, number: u64, value: u64 } -> Empty [];
+
+    /// The program, which has ended, left a file of the tree at this offset.
+    SEEK = 22: repeatable Seek { stream: u32, at: u64 } -> Empty [BadHandle];
 }
 
 replies! {
@@ -82,6 +85,8 @@ words! {
 pub const ORDER_SIGNAL: u64 = 0;
 /// Of [`Order`]: a signal for its process group.
 pub const ORDER_SIGNAL_ALL: u64 = 1;
+/// Of [`Order`]: the terminal has another size, as of [`JobTerminal`].
+pub const ORDER_RESIZE: u64 = 2;
 
 /// What shall run: all that a program inherits.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -100,6 +105,8 @@ pub struct Description {
     pub limits: Vec<(u32, u64, u64)>,
     /// In order of their descriptors; the index is the stream's number.
     pub streams: Vec<JobStream>,
+    /// With a stream that is one.
+    pub terminal: Option<JobTerminal>,
 }
 
 /// One descriptor of the program.
@@ -107,6 +114,19 @@ pub struct Description {
 pub struct JobStream {
     pub descriptor: u32,
     pub kind: StreamKind,
+    /// A far end that can have the very file opens it; else bytes are carried.
+    pub file: JobFile,
+}
+
+/// What a stream is in the container's tree.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum JobFile {
+    #[default]
+    None,
+    /// A file that has this name and number.
+    Named { path: Vec<u8>, inode: u64, flags: u32, offset: u64 },
+    /// The same open file as an earlier stream.
+    Same(u32),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -119,16 +139,40 @@ pub enum StreamKind {
     Both,
     /// `/dev/null`, opened there.
     Null,
+    /// The terminal. Of the first one bytes are carried, both ways unless input is none.
+    Terminal,
+    /// The terminal, of which nothing is read.
+    Screen,
 }
 
 impl StreamKind {
     pub fn is_read(self) -> bool {
-        matches!(self, StreamKind::Input | StreamKind::Both)
+        matches!(self, StreamKind::Input | StreamKind::Both | StreamKind::Terminal)
     }
 
     pub fn is_written(self) -> bool {
-        matches!(self, StreamKind::Output | StreamKind::Both)
+        matches!(self, StreamKind::Output | StreamKind::Both | StreamKind::Terminal | StreamKind::Screen)
     }
+}
+
+impl StreamKind {
+    pub fn is_terminal(self) -> bool {
+        matches!(self, StreamKind::Terminal | StreamKind::Screen)
+    }
+}
+
+/// Special keys of a terminal.
+pub const TERMINAL_CODES: usize = 17;
+
+/// What the program's terminal is like.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct JobTerminal {
+    /// Rows · 65,536 + columns.
+    pub size: u64,
+    /// Of input, output, control and local, as `termios(3)` numbers them.
+    pub modes: [u32; 4],
+    /// [`TERMINAL_CODES`] of them.
+    pub codes: Vec<u8>,
 }
 
 /// The bytes are no description.
@@ -168,8 +212,31 @@ impl Description {
                     StreamKind::Output => 1,
                     StreamKind::Both => 2,
                     StreamKind::Null => 3,
+                    StreamKind::Terminal => 4,
+                    StreamKind::Screen => 5,
                 },
             );
+            match &stream.file {
+                JobFile::None => put(&mut out, 0),
+                JobFile::Named { path, inode, flags, offset } => {
+                    put(&mut out, 1);
+                    strings(&mut out, std::slice::from_ref(path));
+                    out.extend_from_slice(&inode.to_le_bytes());
+                    out.extend_from_slice(&flags.to_le_bytes());
+                    out.extend_from_slice(&offset.to_le_bytes());
+                }
+                JobFile::Same(stream) => {
+                    put(&mut out, 2);
+                    out.extend_from_slice(&stream.to_le_bytes());
+                }
+            }
+        }
+        put(&mut out, usize::from(self.terminal.is_some()));
+        if let Some(terminal) = &self.terminal {
+            out.extend_from_slice(&terminal.size.to_le_bytes());
+            terminal.modes.iter().for_each(|mode| out.extend_from_slice(&mode.to_le_bytes()));
+            put(&mut out, terminal.codes.len());
+            out.extend_from_slice(&terminal.codes);
         }
         out
     }
@@ -188,24 +255,34 @@ impl Description {
         let (umask, ignored, blocked) = (rest.half()?, rest.word()?, rest.word()?);
         let limits = (0..rest.count(20)?).map(|_| Ok((rest.half()?, rest.word()?, rest.word()?)));
         let limits = limits.collect::<Result<Vec<_>, BadDescription>>()?;
-        let streams = (0..rest.count(8)?).map(|_| {
+        let streams = (0..rest.count(12)?).map(|number| {
             let descriptor = rest.half()?;
             let kind = match rest.half()? {
                 0 => StreamKind::Input,
                 1 => StreamKind::Output,
                 2 => StreamKind::Both,
                 3 => StreamKind::Null,
+                4 => StreamKind::Terminal,
+                5 => StreamKind::Screen,
                 _ => return Err(BadDescription),
             };
-            Ok(JobStream { descriptor, kind })
+            Ok(JobStream { descriptor, kind, file: rest.file(number)? })
         });
         let streams = streams.collect::<Result<Vec<_>, BadDescription>>()?;
+        let terminal = match rest.half()? {
+            0 => None,
+            1 => Some(rest.terminal()?),
+            _ => return Err(BadDescription),
+        };
+        if terminal.is_some() != streams.iter().any(|stream| stream.kind.is_terminal()) {
+            return Err(BadDescription);
+        }
         let is_whole = rest.0.is_empty() && directories.is_empty() && streams.len() <= STREAMS_MAX;
         let has_nul = arguments.iter().chain(&environment).chain([&directory]).any(|text| text.contains(&0));
         if !is_whole || has_nul || arguments.is_empty() {
             return Err(BadDescription);
         }
-        Ok(Description { arguments, environment, directory, umask, ignored, blocked, limits, streams })
+        Ok(Description { arguments, environment, directory, umask, ignored, blocked, limits, streams, terminal })
     }
 }
 
@@ -237,6 +314,28 @@ impl<'a> Rest<'a> {
         (count as usize <= self.0.len() / bytes).then_some(count).ok_or(BadDescription)
     }
 
+    fn file(&mut self, stream: u32) -> Result<JobFile, BadDescription> {
+        match self.half()? {
+            0 => Ok(JobFile::None),
+            1 => {
+                let mut paths = self.strings()?;
+                let path = paths.pop().filter(|path| !path.contains(&0)).ok_or(BadDescription)?;
+                let (inode, flags, offset) = (self.word()?, self.half()?, self.word()?);
+                if paths.is_empty() { Ok(JobFile::Named { path, inode, flags, offset }) } else { Err(BadDescription) }
+            }
+            2 => Ok(JobFile::Same(self.half().ok().filter(|same| *same < stream).ok_or(BadDescription)?)),
+            _ => Err(BadDescription),
+        }
+    }
+
+    fn terminal(&mut self) -> Result<JobTerminal, BadDescription> {
+        let size = self.word()?;
+        let modes = [self.half()?, self.half()?, self.half()?, self.half()?];
+        let count = self.half()? as usize;
+        let codes = (count == TERMINAL_CODES).then(|| self.take(count)).ok_or(BadDescription)??.to_vec();
+        Ok(JobTerminal { size, modes, codes })
+    }
+
     fn strings(&mut self) -> Result<Vec<Vec<u8>>, BadDescription> {
         (0..self.count(4)?)
             .map(|_| {
@@ -252,6 +351,7 @@ mod tests {
     use super::*;
 
     fn some() -> Description {
+        let file = JobFile::Named { path: b"/dc/a".to_vec(), inode: 9, flags: 2, offset: 1 << 40 };
         Description {
             arguments: vec![b"cat".to_vec(), b"".to_vec()],
             environment: vec![b"A=\xff".to_vec()],
@@ -261,11 +361,14 @@ mod tests {
             blocked: 1 << 63,
             limits: vec![(7, 1024, u64::MAX)],
             streams: vec![
-                JobStream { descriptor: 0, kind: StreamKind::Input },
-                JobStream { descriptor: 1, kind: StreamKind::Output },
-                JobStream { descriptor: 2, kind: StreamKind::Null },
-                JobStream { descriptor: 9, kind: StreamKind::Both },
+                JobStream { descriptor: 0, kind: StreamKind::Input, file: file.clone() },
+                JobStream { descriptor: 1, kind: StreamKind::Output, file: JobFile::Same(0) },
+                JobStream { descriptor: 2, kind: StreamKind::Null, file: JobFile::None },
+                JobStream { descriptor: 9, kind: StreamKind::Both, file: JobFile::None },
+                JobStream { descriptor: 10, kind: StreamKind::Screen, file: JobFile::None },
+                JobStream { descriptor: 11, kind: StreamKind::Terminal, file: JobFile::None },
             ],
+            terminal: Some(JobTerminal { size: 24 << 16 | 80, modes: [1, 2, 3, 4], codes: vec![7; TERMINAL_CODES] }),
         }
     }
 

@@ -15,6 +15,7 @@ pub mod desk;
 pub mod disk;
 pub mod ds;
 pub mod fs;
+pub mod job_door;
 pub mod jobs;
 pub mod operation;
 pub mod session;

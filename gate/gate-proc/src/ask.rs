@@ -5,20 +5,23 @@
 //! answer           0 status (0 or an errno)   4 zero ×4   8 when that node began (ns)   16 what was asked for
 //! processes        12 bytes each, by number: pid, uid, gid
 //! descriptors      4 bytes each, by number
+//! glances          `glance.rs`
 //! ```
 //!
 //! Numbers are little-endian. Whoever receives an answer does not believe it: numbers of processes are those of the
 //! node that was asked, each once.
 
 use proc_core::range::Seat;
+use sys::procfs::ProcessLink;
 
+use crate::glance::{self, Glance, GlanceDepth};
 use crate::number::Entry;
 use crate::visible::Asker;
 
 pub const ASK_BYTES: usize = 32;
 const ANSWER_HEAD_BYTES: usize = 16;
 /// Of what is asked for. Longer files are cut off: no process number is beyond it, and few environments are.
-pub const BODY_BYTES_MAX: usize = 1 << 20;
+pub const BODY_BYTES_MAX: usize = (1 << 20) - ANSWER_HEAD_BYTES;
 pub const ANSWER_BYTES_MAX: usize = ANSWER_HEAD_BYTES + BODY_BYTES_MAX;
 const LISTED_BYTES: usize = 12;
 /// A node has no more processes.
@@ -44,8 +47,10 @@ pub enum ProcQuestion {
     Owner(u32),
     File(u32, Entry),
     Descriptors(u32),
-    /// Where a descriptor leads.
-    Descriptor(u32, u32),
+    /// Where a link leads.
+    Link(u32, ProcessLink),
+    /// What processes from this number on look like ([`crate::glance`]).
+    Glances(u32, GlanceDepth),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,6 +80,7 @@ pub enum ProcFacts {
     Descriptors(Vec<u32>),
     /// What a file says, or where a link leads.
     Bytes(Vec<u8>),
+    Glances(Vec<Glance>),
 }
 
 /// Bytes that are no ask, or no answer to what was asked.
@@ -88,7 +94,13 @@ impl Ask {
             ProcQuestion::Owner(pid) => (2, 0, pid, 0),
             ProcQuestion::File(pid, entry) => (3, entry as u8, pid, 0),
             ProcQuestion::Descriptors(pid) => (4, 0, pid, 0),
-            ProcQuestion::Descriptor(pid, descriptor) => (5, 0, pid, descriptor),
+            ProcQuestion::Link(pid, ProcessLink::Descriptor(descriptor)) => (5, 0, pid, descriptor),
+            ProcQuestion::Link(pid, link) => {
+                let [kind, _] = link.words();
+                (8, 0, pid, kind)
+            }
+            ProcQuestion::Glances(pid, GlanceDepth::Outside) => (6, 0, pid, 0),
+            ProcQuestion::Glances(pid, GlanceDepth::Inside) => (7, 0, pid, 0),
         };
         let words = [pid, descriptor, self.asker.uid, self.asker.gid, 0].map(u32::to_le_bytes);
         let mut bytes = [0; ASK_BYTES];
@@ -112,7 +124,10 @@ impl Ask {
             (2, None) => ProcQuestion::Owner(pid),
             (3, Some(entry)) => ProcQuestion::File(pid, entry),
             (4, None) => ProcQuestion::Descriptors(pid),
-            (5, None) => ProcQuestion::Descriptor(pid, descriptor),
+            (5, None) => ProcQuestion::Link(pid, ProcessLink::Descriptor(descriptor)),
+            (8, None) => ProcQuestion::Link(pid, ProcessLink::of_words([descriptor, 0]).ok_or(NotOne)?),
+            (6, None) => ProcQuestion::Glances(pid, GlanceDepth::Outside),
+            (7, None) => ProcQuestion::Glances(pid, GlanceDepth::Inside),
             _ => return Err(NotOne),
         };
         let ask = Ask { question, asker: Asker { uid, gid, effective } };
@@ -133,6 +148,7 @@ impl ProcAnswer {
             }
             Ok(ProcFacts::Descriptors(numbers)) => bytes.extend(numbers.iter().flat_map(|one| one.to_le_bytes())),
             Ok(ProcFacts::Bytes(said)) => bytes.extend(said),
+            Ok(ProcFacts::Glances(glances)) => bytes.extend(glance::encode(glances)),
             Err(_) => (),
         }
         bytes.truncate(ANSWER_BYTES_MAX);
@@ -164,10 +180,11 @@ impl ProcAnswer {
             ProcQuestion::Descriptors(_) => {
                 ProcFacts::Descriptors(ascending(body.chunks(4).map(|four| Words(four).u32()))?)
             }
-            ProcQuestion::Descriptor(..) if body.is_empty() || body.len() > LINK_BYTES_MAX || body.contains(&0) => {
+            ProcQuestion::Link(..) if body.is_empty() || body.len() > LINK_BYTES_MAX || body.contains(&0) => {
                 return Err(NotOne);
             }
-            ProcQuestion::File(..) | ProcQuestion::Descriptor(..) => ProcFacts::Bytes(body.to_vec()),
+            ProcQuestion::File(..) | ProcQuestion::Link(..) => ProcFacts::Bytes(body.to_vec()),
+            ProcQuestion::Glances(..) => ProcFacts::Glances(glance::decode(body, node)?),
         };
         Ok(ProcAnswer { began_ns, said: Ok(said) })
     }
@@ -230,7 +247,11 @@ mod tests {
             ProcQuestion::Processes,
             ProcQuestion::Owner(PID),
             ProcQuestion::Descriptors(PID),
-            ProcQuestion::Descriptor(PID, 7),
+            ProcQuestion::Link(PID, ProcessLink::Descriptor(7)),
+            ProcQuestion::Link(PID, ProcessLink::Exe),
+            ProcQuestion::Link(PID, ProcessLink::Root),
+            ProcQuestion::Glances(PID, GlanceDepth::Outside),
+            ProcQuestion::Glances(PID, GlanceDepth::Inside),
         ];
         files.chain(others).collect()
     }
@@ -262,7 +283,7 @@ mod tests {
             (ProcQuestion::Processes, Ok(ProcFacts::Processes(Vec::new()))),
             (ProcQuestion::Owner(PID), Ok(ProcFacts::Processes(vec![listed(PID)]))),
             (ProcQuestion::Descriptors(PID), Ok(ProcFacts::Descriptors(vec![0, 1, 2, 500]))),
-            (ProcQuestion::Descriptor(PID, 1), Ok(ProcFacts::Bytes(b"/dev/null".to_vec()))),
+            (ProcQuestion::Link(PID, ProcessLink::Descriptor(1)), Ok(ProcFacts::Bytes(b"/dev/null".to_vec()))),
             (ProcQuestion::File(PID, Entry::Cmdline), Ok(ProcFacts::Bytes(b"a\0\xff\0".to_vec()))),
             (ProcQuestion::File(PID, Entry::Environ), Err(libc::EACCES)),
         ];
@@ -287,7 +308,10 @@ mod tests {
         assert_eq!(said(&[131_072], ProcQuestion::Owner(131_073)), Err(NotOne));
         assert_eq!(said(&[], ProcQuestion::Owner(131_073)), Err(NotOne));
         let link = ProcAnswer { began_ns: 0, said: Ok(ProcFacts::Bytes(b"a\0b".to_vec())) };
-        assert_eq!(ProcAnswer::decode(&link.encode(), ProcQuestion::Descriptor(PID, 1), seat()), Err(NotOne));
+        assert_eq!(
+            ProcAnswer::decode(&link.encode(), ProcQuestion::Link(PID, ProcessLink::Descriptor(1)), seat()),
+            Err(NotOne)
+        );
         let odd = ProcAnswer { began_ns: 0, said: Err(libc::EINTR) };
         assert_eq!(ProcAnswer::decode(&odd.encode(), ProcQuestion::Processes, seat()), Err(NotOne));
     }

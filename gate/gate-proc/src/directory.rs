@@ -68,7 +68,7 @@ fn kind_of(node: ProcInode) -> u32 {
         | ProcInode::OwnThread(_)
         | ProcInode::Local(_)
         | ProcInode::Native(_)
-        | ProcInode::Descriptor(..) => LINK,
+        | ProcInode::Link(..) => LINK,
         ProcInode::DvsNodes | ProcInode::RemoteFile(..) => FILE,
     }
 }

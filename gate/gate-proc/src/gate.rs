@@ -5,6 +5,7 @@
 //!
 //! A gate that is killed leaves requests that it had read; its successor asks the kernel for them again (Linux 6.9).
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -21,12 +22,14 @@ use proc_core::limits::CALLS_MAX;
 use proc_core::range::Seats;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use sys::procfs::{ProcessLink, Walk};
 use zerocopy::IntoBytes;
 
 use crate::ask::{Ask, ListedProcess, ProcAnswer, ProcFacts, ProcQuestion};
 use crate::directory::{BEYOND, Page, Room};
+use crate::glance::{GlanceDepth, Glances};
 use crate::lately::Lately;
-use crate::native::{NativeProc, Walk, began_ns};
+use crate::native::{NativeProc, began_ns};
 use crate::nodes::{Nodes, Others, Standing};
 use crate::number::{Entry, ProcInode, decimal, name_number};
 use crate::render::stat_from;
@@ -68,7 +71,6 @@ pub enum WhyEnded {
 }
 
 /// Serves a mounted connection.
-#[derive(Debug)]
 pub struct ProcGate<O> {
     fuse: OwnedFd,
     native: NativeProc,
@@ -78,6 +80,7 @@ pub struct ProcGate<O> {
     salt: AtomicU64,
     lately: Lately,
     owners: Owners,
+    glances: Glances,
 }
 
 /// What a request comes to.
@@ -100,7 +103,16 @@ impl<O: Others> ProcGate<O> {
         // Another gate's numbers are not used again: the kernel may still have their targets.
         let salt = AtomicU64::new(u64::from_le_bytes(salt) >> 9);
         let nodes = Nodes::new(others, setting.others);
-        Ok(ProcGate { fuse, native, nodes, setting, salt, lately: Lately::default(), owners: Owners::default() })
+        Ok(ProcGate {
+            fuse,
+            native,
+            nodes,
+            setting,
+            salt,
+            lately: Lately::default(),
+            owners: Owners::default(),
+            glances: Glances::default(),
+        })
     }
 
     /// Until `stop` is readable or the file system was unmounted.
@@ -231,15 +243,12 @@ impl<O: Others> ProcGate<O> {
             (_, Body::Lookup { .. }) => Turn::Answer(Err(libc::ENOENT)),
 
             (
-                ProcInode::Remote(_)
-                | ProcInode::RemoteFile(..)
-                | ProcInode::Descriptors(_)
-                | ProcInode::Descriptor(..),
+                ProcInode::Remote(_) | ProcInode::RemoteFile(..) | ProcInode::Descriptors(_) | ProcInode::Link(..),
                 Body::Getattr,
             ) => Turn::Elsewhere,
             (_, Body::Getattr) => Turn::Answer(Ok(attributes(node, ROOT))),
 
-            (ProcInode::Descriptor(..), Body::Readlink) => Turn::Elsewhere,
+            (ProcInode::Link(..), Body::Readlink) => Turn::Elsewhere,
             (_, Body::Readlink) => Turn::Answer(self.target(node, header)),
 
             (ProcInode::RemoteFile(..) | ProcInode::DvsNodes, Body::Open(head)) if is_writing(head.flags) => {
@@ -342,6 +351,14 @@ impl<O: Others> ProcGate<O> {
         OpenOut { fh, open_flags: fopen::DIRECT_IO, backing_id: 0 }.as_bytes().to_vec()
     }
 
+    /// A link that may lead elsewhere next time: the kernel keeps a target as long as it has the inode, and that until
+    /// another generation of it is found.
+    fn fresh(&self, node: ProcInode, owner: Owner) -> Vec<u8> {
+        let attr = attr(node, owner);
+        let out = EntryOut { nodeid: attr.ino, generation: self.next_salt(), attr, ..EntryOut::default() };
+        out.as_bytes().to_vec()
+    }
+
     fn next_salt(&self) -> u64 {
         self.salt.fetch_add(1, Ordering::Relaxed)
     }
@@ -357,10 +374,22 @@ impl<O: Others> ProcGate<O> {
             }
             (ProcInode::Remote(pid), Body::Lookup { name }) => {
                 let owner = self.owners.find(pid)?;
-                Some(inside(pid, name).map(|node| entry(node, owner, KEPT_S)).ok_or(libc::ENOENT))
+                Some(match inside(pid, name) {
+                    Some(node @ ProcInode::Link(..)) => Ok(self.fresh(node, owner)),
+                    node => node.map(|node| entry(node, owner, KEPT_S)).ok_or(libc::ENOENT),
+                })
             }
             (ProcInode::Remote(pid) | ProcInode::RemoteFile(pid, _) | ProcInode::Descriptors(pid), Body::Getattr) => {
                 Some(Ok(attributes(node, self.owners.find(pid)?)))
+            }
+            (ProcInode::RemoteFile(pid, file), Body::Open(_)) => {
+                let header = &request.header;
+                if file == Entry::Environ && !self.native.asker(header.pid, header.uid, header.gid).may_trace_all() {
+                    return None;
+                }
+                let (said, handle) = (self.glances.take(pid, file)?, self.next_salt());
+                self.lately.keep(handle, said);
+                Some(Ok(self.opened(handle)))
             }
             (ProcInode::RemoteFile(..), Body::Read(head)) => Some(Ok(piece(&self.lately.find(head.fh)?, head))),
             _ => None,
@@ -380,21 +409,27 @@ impl<O: Others> ProcGate<O> {
             }
             (ProcInode::Remote(pid), Body::Lookup { name }) => {
                 let node = inside(pid, name).ok_or(libc::ENOENT)?;
-                Ok(entry(node, self.owner(pid, asker)?, KEPT_S))
+                let owner = self.owner(pid, asker)?;
+                Ok(if matches!(node, ProcInode::Link(..)) {
+                    self.fresh(node, owner)
+                } else {
+                    entry(node, owner, KEPT_S)
+                })
             }
             (ProcInode::Descriptors(pid), Body::Lookup { name }) => {
                 let fd = decimal(name).ok_or(libc::ENOENT)?;
-                self.link(pid, fd, asker)?;
-                Ok(entry(ProcInode::Descriptor(pid, fd), self.owner(pid, asker)?, 0))
+                let link = ProcessLink::Descriptor(fd);
+                self.link(pid, link, asker)?;
+                Ok(self.fresh(ProcInode::Link(pid, link), self.owner(pid, asker)?))
             }
             (
                 ProcInode::Remote(pid)
                 | ProcInode::RemoteFile(pid, _)
                 | ProcInode::Descriptors(pid)
-                | ProcInode::Descriptor(pid, _),
+                | ProcInode::Link(pid, _),
                 Body::Getattr,
             ) => Ok(attributes(node, self.owner(pid, asker)?)),
-            (ProcInode::Descriptor(pid, fd), Body::Readlink) => self.link(pid, fd, asker),
+            (ProcInode::Link(pid, link), Body::Readlink) => self.link(pid, link, asker),
             (ProcInode::RemoteFile(pid, file), Body::Open(_)) => {
                 let (handle, said) = (self.next_salt(), self.file(pid, file, asker)?);
                 self.lately.keep(handle, Arc::new(said));
@@ -415,7 +450,9 @@ impl<O: Others> ProcGate<O> {
                 let mut page = Page::new(head.size as usize);
                 for fd in self.descriptors(pid, asker)?.into_iter().filter(|fd| u64::from(*fd) >= head.offset) {
                     let name = fd.to_string();
-                    if page.push(ProcInode::Descriptor(pid, fd), name.as_bytes(), u64::from(fd) + 1) == Room::None {
+                    if page.push(ProcInode::Link(pid, ProcessLink::Descriptor(fd)), name.as_bytes(), u64::from(fd) + 1)
+                        == Room::None
+                    {
                         break;
                     }
                 }
@@ -478,13 +515,37 @@ impl<O: Others> ProcGate<O> {
     }
 
     fn file(&self, pid: u32, file: Entry, asker: Asker) -> Outcome {
+        let is_glanced_at = match file {
+            Entry::Stat | Entry::Status | Entry::Cmdline => true,
+            Entry::Environ => asker.may_trace_all(),
+            _ => false,
+        };
+        if is_glanced_at {
+            if let Some(said) = self.glances.take(pid, file) {
+                return Ok(said.to_vec());
+            }
+            // A cmdline that was not read with the others waits for its process.
+            if file != Entry::Cmdline && self.glances.is_walk(pid, file) {
+                self.glance_from(pid, asker);
+                if let Some(said) = self.glances.take(pid, file) {
+                    return Ok(said.to_vec());
+                }
+            }
+        }
         let (began, said) = self.ask(pid, ProcQuestion::File(pid, file), asker)?;
         let ProcFacts::Bytes(said) = said else { return Err(libc::EIO) };
-        if file != Entry::Stat {
-            return Ok(said);
-        }
-        let later = (i128::from(began_ns()) - i128::from(began)) * TICKS_PER_S / 1_000_000_000;
-        Ok(stat_from(&said, i64::try_from(later).unwrap_or(0)))
+        Ok(if file == Entry::Stat { stat_here(&said, began) } else { said })
+    }
+
+    fn glance_from(&self, pid: u32, asker: Asker) {
+        let depth =
+            if asker.may_trace_all() && self.glances.go_into() { GlanceDepth::Inside } else { GlanceDepth::Outside };
+        let Ok((began, ProcFacts::Glances(mut glances))) = self.ask(pid, ProcQuestion::Glances(pid, depth), asker)
+        else {
+            return;
+        };
+        glances.iter_mut().for_each(|glance| glance.stat = stat_here(&glance.stat, began));
+        self.glances.keep(glances);
     }
 
     fn descriptors(&self, pid: u32, asker: Asker) -> Result<Vec<u32>, i32> {
@@ -494,12 +555,18 @@ impl<O: Others> ProcGate<O> {
         }
     }
 
-    fn link(&self, pid: u32, fd: u32, asker: Asker) -> Outcome {
-        match self.ask(pid, ProcQuestion::Descriptor(pid, fd), asker)?.1 {
+    fn link(&self, pid: u32, link: ProcessLink, asker: Asker) -> Outcome {
+        match self.ask(pid, ProcQuestion::Link(pid, link), asker)?.1 {
             ProcFacts::Bytes(target) => Ok(target),
             _ => Err(libc::EIO),
         }
     }
+}
+
+/// Times in it count from this machine's start. `began`: the other one's.
+fn stat_here(said: &[u8], began: u64) -> Vec<u8> {
+    let later = (i128::from(began_ns()) - i128::from(began)) * TICKS_PER_S / 1_000_000_000;
+    stat_from(said, i64::try_from(later).unwrap_or(0))
 }
 
 /// Whose processes of other nodes were lately: who lists a directory looks at all of them next.
@@ -536,6 +603,9 @@ const ROOT: Owner = Owner { uid: 0, gid: 0 };
 fn inside(pid: u32, name: &[u8]) -> Option<ProcInode> {
     match name {
         b"fd" => Some(ProcInode::Descriptors(pid)),
+        b"exe" => Some(ProcInode::Link(pid, ProcessLink::Exe)),
+        b"cwd" => Some(ProcInode::Link(pid, ProcessLink::Cwd)),
+        b"root" => Some(ProcInode::Link(pid, ProcessLink::Root)),
         _ => Some(ProcInode::RemoteFile(pid, Entry::from_name(name)?)),
     }
 }
@@ -564,7 +634,8 @@ fn attr(node: ProcInode, owner: Owner) -> Attr {
         ProcInode::Own(_) | ProcInode::OwnThread(_) | ProcInode::Local(_) | ProcInode::Native(_) => {
             (libc::S_IFLNK | 0o777, 1)
         }
-        ProcInode::Descriptor(..) => (libc::S_IFLNK | 0o500, 1),
+        ProcInode::Link(_, ProcessLink::Descriptor(_)) => (libc::S_IFLNK | 0o500, 1),
+        ProcInode::Link(..) => (libc::S_IFLNK | 0o777, 1),
         ProcInode::DvsNodes => (libc::S_IFREG | 0o444, 1),
         ProcInode::RemoteFile(_, entry) => (libc::S_IFREG | entry.mode(), 1),
     };
@@ -588,11 +659,12 @@ fn piece(said: &[u8], head: &ReadIn) -> Vec<u8> {
 }
 
 fn fixed_names(directory: ProcInode, head: &ReadIn) -> Vec<u8> {
-    let names: Vec<(ProcInode, &str)> = match directory {
-        ProcInode::Dvs => vec![(ProcInode::DvsNodes, "nodes")],
+    let names: Vec<(ProcInode, Cow<'static, str>)> = match directory {
+        ProcInode::Dvs => vec![(ProcInode::DvsNodes, "nodes".into())],
         ProcInode::Remote(pid) => {
-            let files = Entry::ALL.iter().map(|entry| (ProcInode::RemoteFile(pid, *entry), entry.name()));
-            files.chain([(ProcInode::Descriptors(pid), "fd")]).collect()
+            let files = Entry::ALL.iter().map(|entry| (ProcInode::RemoteFile(pid, *entry), entry.name().into()));
+            let links = ProcessLink::NAMED.map(|link| (ProcInode::Link(pid, link), link.path()));
+            files.chain([(ProcInode::Descriptors(pid), "fd".into())]).chain(links).collect()
         }
         _ => Vec::new(),
     };

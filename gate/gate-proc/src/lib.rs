@@ -9,13 +9,14 @@
 //! - `render.rs`: a process of another node as it looks from here
 //! - `native.rs`: the procfs behind, and answers about its processes
 //! - `nodes.rs`: the other nodes, and which of them answer
+//! - `glance.rs`: reading ahead for who goes over all processes
 //! - `directory.rs`: what directories contain, a page at a time
 //! - `gate.rs`: the kernel's requests
 //!
 //! Nothing that must outlive a gate is in its memory: inodes and places in directories are numbers that the next gate
 //! understands, and what a file says is asked for again.
 //!
-//! Not here yet: the process, its start by the node daemon, and rings to other nodes.
+//! Not here: the process, whose threads these are, and rings to other nodes (`gate-syscall`).
 //!
 //! Locks: `Lately`, `Owners` and `Nodes` have one each, held for a look-up alone, none while another is taken.
 
@@ -27,6 +28,7 @@
 pub mod ask;
 mod directory;
 mod gate;
+pub mod glance;
 mod lately;
 mod native;
 mod nodes;
@@ -35,5 +37,5 @@ pub mod render;
 pub mod visible;
 
 pub use gate::{ProcGate, ProcSetting, WhyEnded};
-pub use native::NativeProc;
-pub use nodes::{Others, SilentNode};
+pub use native::{Directly, Look, NativeProc};
+pub use nodes::{Others, PATIENCE, SilentNode};

@@ -6,55 +6,68 @@
 //! Some files wait for a lock of the process's memory, which may itself wait for a gate. They are read in a thread of
 //! their own that is given up after [`PATIENCE`].
 
-use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proc_core::caller::Uids;
 use proc_core::limits::STATUS_BYTES_MAX;
 use proc_core::range::Seat;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, SeekFrom, openat, readlinkat, seek, statat};
+use rustix::fs::{AtFlags, statat};
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
+use sys::procfs::{self, Inside, ProcessLink, Walk};
 
 use crate::ask::{
     Ask, BODY_BYTES_MAX, DESCRIPTORS_MAX, LINK_BYTES_MAX, ListedProcess, ProcAnswer, ProcFacts, ProcQuestion, told,
 };
-use crate::number::{Entry, SeenBy, decimal, name_number};
+use crate::glance::{GLANCE_BYTES_MAX, GLANCES_MAX, Glance, GlanceDepth};
+use crate::number::{Entry, decimal, name_number};
 use crate::render::{NOBODY, status_inside};
 use crate::visible::{Asker, Looked};
 
 /// For a file that may wait for its process.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// For all files that may wait, of one question for glances.
+const GLANCE_PATIENCE: Duration = Duration::from_millis(200);
 /// Threads that wait for processes; who asks beyond them is to come again.
 const READERS_MAX: usize = 16;
-/// Of one call for names.
-const NAMES_BYTES: usize = 8 << 10;
 
 /// A container's procfs, seen from outside the container.
-#[derive(Debug)]
 pub struct NativeProc {
     root: OwnedFd,
     /// The node's own, whose processes others are told about.
     own: Seat,
     ids: Uids,
     readers: Arc<AtomicUsize>,
+    looker: Arc<dyn Look>,
 }
 
-/// Whether a walk over names goes on.
-pub enum Walk {
-    On,
-    Enough,
+/// Looks into processes where the gate itself may not.
+pub trait Look: Send + Sync {
+    /// No more than `bytes_max`.
+    ///
+    /// # Errors
+    /// As procfs has them; `AGAIN`: too many look.
+    fn look(&self, process: BorrowedFd<'_>, what: Inside, bytes_max: usize) -> rustix::io::Result<Vec<u8>>;
+}
+
+/// Of who may do so itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Directly;
+
+impl Look for Directly {
+    fn look(&self, process: BorrowedFd<'_>, what: Inside, bytes_max: usize) -> rustix::io::Result<Vec<u8>> {
+        what.look(process, bytes_max)
+    }
 }
 
 impl NativeProc {
     /// `root` is the directory of a procfs.
-    pub fn new(root: OwnedFd, own: Seat, ids: Uids) -> NativeProc {
-        NativeProc { root, own, ids, readers: Arc::default() }
+    pub fn new(root: OwnedFd, own: Seat, ids: Uids, looker: Arc<dyn Look>) -> NativeProc {
+        NativeProc { root, own, ids, readers: Arc::default(), looker }
     }
 
     pub fn own(&self) -> Seat {
@@ -68,7 +81,7 @@ impl NativeProc {
     /// Goes over names from a place that an earlier walk said, with the place behind each.
     pub fn walk(&self, from: u64, each: impl FnMut(&[u8], u64) -> Walk) -> rustix::io::Result<()> {
         // A descriptor of its own: the place is the descriptor's.
-        walk(&openat(&self.root, ".", DIRECTORY, Mode::empty())?, from, each)
+        procfs::walk(&procfs::directory(&self.root, ".")?, from, each)
     }
 
     /// The name that has this number ([`name_number`]).
@@ -98,7 +111,7 @@ impl NativeProc {
         if thread == 0 {
             return None;
         }
-        let status = read_at(&self.root, &format!("{thread}/status"), STATUS_BYTES_MAX).ok()?;
+        let status = procfs::read(&self.root, &format!("{thread}/status"), STATUS_BYTES_MAX).ok()?;
         let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name.as_bytes()))?;
         Some(std::str::from_utf8(line).ok()?.trim().to_owned())
     }
@@ -112,7 +125,8 @@ impl NativeProc {
                 .and_then(|process| Ok(ProcFacts::Processes(vec![self.listed(pid, process.as_fd(), "")?]))),
             ProcQuestion::File(pid, entry) => self.file(pid, entry, &ask.asker).map(ProcFacts::Bytes),
             ProcQuestion::Descriptors(pid) => self.descriptors(pid, &ask.asker).map(ProcFacts::Descriptors),
-            ProcQuestion::Descriptor(pid, fd) => self.descriptor(pid, fd, &ask.asker).map(ProcFacts::Bytes),
+            ProcQuestion::Link(pid, link) => self.link(pid, link, &ask.asker).map(ProcFacts::Bytes),
+            ProcQuestion::Glances(from, depth) => self.glances(from, depth, &ask.asker).map(ProcFacts::Glances),
         };
         ProcAnswer { began_ns: began_ns(), said: said.map_err(|errno| told(errno.raw_os_error())) }
     }
@@ -130,6 +144,40 @@ impl NativeProc {
         Ok(listed)
     }
 
+    /// Of the next ones from a number on. What everybody may see, and inside what the asker may.
+    fn glances(&self, from: u32, depth: GlanceDepth, asker: &Asker) -> rustix::io::Result<Vec<Glance>> {
+        let mut pids = Vec::new();
+        self.walk(0, |name, _| {
+            pids.extend(decimal(name).filter(|pid| *pid >= from && Seat::of_pid(*pid) == Some(self.own)));
+            Walk::On
+        })?;
+        pids.sort_unstable();
+        pids.truncate(GLANCES_MAX);
+        let until = Instant::now() + GLANCE_PATIENCE;
+        // One that ended meanwhile is left out.
+        let mut glances: Vec<Glance> = pids.into_iter().filter_map(|pid| self.glance(pid, until)).collect();
+        if depth == GlanceDepth::Inside {
+            for glance in glances.iter_mut().take_while(|_| Instant::now() < until) {
+                let process = self.process(glance.pid);
+                let said = process.and_then(|it| self.look_into(&it, asker, Inside::Environ, GLANCE_BYTES_MAX + 1));
+                glance.environ = said.ok().filter(|said| said.len() <= GLANCE_BYTES_MAX);
+            }
+        }
+        Ok(glances)
+    }
+
+    fn glance(&self, pid: u32, until: Instant) -> Option<Glance> {
+        let process = self.process(pid).ok()?;
+        let read = |name| {
+            procfs::read(&process, name, GLANCE_BYTES_MAX + 1).ok().filter(|said| said.len() <= GLANCE_BYTES_MAX)
+        };
+        let (stat, status) = (read("stat")?, status_inside(&read("status")?, self.ids));
+        // It may wait for the process: then it is left to who asks for it alone.
+        let left = until.saturating_duration_since(Instant::now());
+        let cmdline = self.read_within(&process, "cmdline", left).ok().filter(|said| said.len() <= GLANCE_BYTES_MAX);
+        (status.len() <= GLANCE_BYTES_MAX).then_some(Glance { pid, stat, status, cmdline, environ: None })
+    }
+
     fn listed(&self, pid: u32, place: impl AsFd, path: &str) -> rustix::io::Result<ListedProcess> {
         let stat = statat(place, path, AtFlags::EMPTY_PATH)?;
         let inside = |id| self.ids.inside(id).unwrap_or(NOBODY);
@@ -140,73 +188,65 @@ impl NativeProc {
         if Seat::of_pid(pid) != Some(self.own) {
             return Err(Errno::NOENT);
         }
-        openat(&self.root, pid.to_string(), DIRECTORY, Mode::empty())
+        procfs::directory(&self.root, &pid.to_string())
     }
 
     fn file(&self, pid: u32, entry: Entry, asker: &Asker) -> rustix::io::Result<Vec<u8>> {
         let process = self.process(pid)?;
-        let read = |process: &OwnedFd| match entry {
-            Entry::Cmdline | Entry::Environ | Entry::Io => self.read_patiently(process, entry.name()),
-            _ => read_at(process, entry.name(), BODY_BYTES_MAX),
-        };
-        let said = match entry.seen() {
-            SeenBy::ByAll => read(&process)?,
-            SeenBy::ByWhoMayTrace => self.looking_into(&process, asker, read)?,
+        let said = match entry {
+            Entry::Environ => self.look_into(&process, asker, Inside::Environ, BODY_BYTES_MAX)?,
+            Entry::Io => self.look_into(&process, asker, Inside::Io, BODY_BYTES_MAX)?,
+            Entry::Cmdline => self.read_patiently(&process, entry.name())?,
+            _ => procfs::read(&process, entry.name(), BODY_BYTES_MAX)?,
         };
         Ok(if entry == Entry::Status { status_inside(&said, self.ids) } else { said })
     }
 
     fn descriptors(&self, pid: u32, asker: &Asker) -> rustix::io::Result<Vec<u32>> {
-        self.looking_into(&self.process(pid)?, asker, |process| {
-            let mut numbers = Vec::new();
-            walk(&openat(process, "fd", DIRECTORY, Mode::empty())?, 0, |name, _| {
-                numbers.extend(decimal(name));
-                if numbers.len() < DESCRIPTORS_MAX { Walk::On } else { Walk::Enough }
-            })?;
-            numbers.sort_unstable();
-            numbers.dedup();
-            Ok(numbers)
-        })
+        let seen = self.look_into(&self.process(pid)?, asker, Inside::Descriptors, 4 * DESCRIPTORS_MAX)?;
+        Ok(seen.chunks_exact(4).filter_map(|four| four.try_into().ok()).map(u32::from_le_bytes).collect())
     }
 
-    fn descriptor(&self, pid: u32, fd: u32, asker: &Asker) -> rustix::io::Result<Vec<u8>> {
-        self.looking_into(&self.process(pid)?, asker, |process| {
-            let target = readlinkat(process, format!("fd/{fd}"), Vec::new())?.into_bytes();
-            if target.is_empty() || target.len() > LINK_BYTES_MAX { Err(Errno::NAMETOOLONG) } else { Ok(target) }
-        })
+    fn link(&self, pid: u32, link: ProcessLink, asker: &Asker) -> rustix::io::Result<Vec<u8>> {
+        self.look_into(&self.process(pid)?, asker, Inside::Link(link), LINK_BYTES_MAX)
     }
 
     /// What only who may trace the process sees: it is asked before and after whether he may, because the process may
     /// have become another user's meanwhile.
-    fn looking_into<T>(
+    fn look_into(
         &self,
         process: &OwnedFd,
         asker: &Asker,
-        look: impl Fn(&OwnedFd) -> rustix::io::Result<T>,
-    ) -> rustix::io::Result<T> {
+        what: Inside,
+        bytes_max: usize,
+    ) -> rustix::io::Result<Vec<u8>> {
         self.check_access(process, asker)?;
-        let seen = look(process)?;
+        let seen = self.looker.look(process.as_fd(), what, bytes_max)?;
         self.check_access(process, asker)?;
         Ok(seen)
     }
 
     fn check_access(&self, process: &OwnedFd, asker: &Asker) -> rustix::io::Result<()> {
-        let status = read_at(process, "status", STATUS_BYTES_MAX)?;
+        let status = procfs::read(process, "status", STATUS_BYTES_MAX)?;
         let owner = statat(process, "status", AtFlags::empty())?.st_uid;
         let looked = Looked::of_status(&status, self.ids.inside(owner).unwrap_or(NOBODY), self.ids);
         if looked.is_some_and(|looked| looked.may_be_looked_into_by(asker)) { Ok(()) } else { Err(Errno::ACCESS) }
     }
 
     fn read_patiently(&self, process: &OwnedFd, name: &'static str) -> rustix::io::Result<Vec<u8>> {
+        self.read_within(process, name, PATIENCE)
+    }
+
+    fn read_within(&self, process: &OwnedFd, name: &'static str, limit: Duration) -> rustix::io::Result<Vec<u8>> {
         let place = Place::take(&self.readers).ok_or(Errno::AGAIN)?;
         let process = process.try_clone().map_err(|_| Errno::AGAIN)?;
         let (send, receive) = sync_channel(1);
         let read = move || {
-            let _ = send.send(read_at(&process, name, BODY_BYTES_MAX));
+            let _ = send.send(procfs::read(&process, name, BODY_BYTES_MAX));
             drop(place);
         };
         std::thread::Builder::new().name("reader".to_owned()).spawn(read).map_err(|_| Errno::AGAIN)?;
-        receive.recv_timeout(PATIENCE).unwrap_or(Err(Errno::IO))
+        receive.recv_timeout(limit).unwrap_or(Err(Errno::IO))
     }
 }
 
@@ -224,31 +264,6 @@ impl Drop for Place {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-
-fn walk(directory: &OwnedFd, from: u64, mut each: impl FnMut(&[u8], u64) -> Walk) -> rustix::io::Result<()> {
-    seek(directory, SeekFrom::Start(from))?;
-    let mut buffer = [MaybeUninit::uninit(); NAMES_BYTES];
-    let mut names = RawDir::new(directory, &mut buffer);
-    while let Some(entry) = names.next() {
-        let entry = entry?;
-        let is_dots = entry.file_type() == FileType::Directory && matches!(entry.file_name().to_bytes(), b"." | b"..");
-        if !is_dots && matches!(each(entry.file_name().to_bytes(), entry.next_entry_cookie()), Walk::Enough) {
-            break;
-        }
-    }
-    Ok(())
-}
-
-fn read_at(place: impl AsFd, path: &str, bytes_max: usize) -> rustix::io::Result<Vec<u8>> {
-    use io::Read;
-    let file = openat(place, path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())?;
-    let mut read = Vec::new();
-    let limited = std::fs::File::from(file).take(bytes_max as u64).read_to_end(&mut read);
-    limited.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-    Ok(read)
 }
 
 /// When this machine began, in nanoseconds since 1970.

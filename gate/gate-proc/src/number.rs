@@ -2,6 +2,8 @@
 //!
 //! So a gate need not remember what an earlier one answered.
 
+use sys::procfs::ProcessLink;
+
 /// An inode of the file system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProcInode {
@@ -23,14 +25,14 @@ pub enum ProcInode {
     RemoteFile(u32, Entry),
     /// Directory `fd` of a process of another node.
     Descriptors(u32),
-    /// A descriptor of it: a link.
-    Descriptor(u32, u32),
+    /// One of its links: of a descriptor, or in its own directory.
+    Link(u32, ProcessLink),
 }
 
 macro_rules! entries {
     ($($name:ident = $number:literal $text:literal $mode:literal)*) => {
         /// A file of a process that is shown of processes of other nodes.
-        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
         pub enum Entry { $($name = $number),* }
 
         impl Entry {
@@ -67,22 +69,6 @@ entries! {
     Io = 8 "io" 0o400
 }
 
-/// Who of a process's node sees it: everybody, or who may look into the process.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SeenBy {
-    ByAll,
-    ByWhoMayTrace,
-}
-
-impl Entry {
-    pub const fn seen(self) -> SeenBy {
-        match self {
-            Entry::Environ | Entry::Io => SeenBy::ByWhoMayTrace,
-            _ => SeenBy::ByAll,
-        }
-    }
-}
-
 const PAYLOAD: u64 = (1 << 56) - 1;
 /// Of process numbers, 22 bits on Linux.
 const PID_BITS: u32 = 24;
@@ -105,7 +91,11 @@ impl ProcInode {
             ProcInode::Remote(pid) => number(7, pid.into()),
             ProcInode::RemoteFile(pid, entry) => number(8, of_process(pid, entry as u32)),
             ProcInode::Descriptors(pid) => number(9, pid.into()),
-            ProcInode::Descriptor(pid, fd) => number(10, of_process(pid, fd)),
+            ProcInode::Link(pid, ProcessLink::Descriptor(fd)) => number(10, of_process(pid, fd)),
+            ProcInode::Link(pid, link) => {
+                let [kind, _] = link.words();
+                number(11, of_process(pid, kind))
+            }
         }
     }
 
@@ -125,7 +115,8 @@ impl ProcInode {
             7 => ProcInode::Remote(pid()?),
             8 => ProcInode::RemoteFile(pid()?, Entry::from_number(u8::try_from(place()?).ok()?)?),
             9 => ProcInode::Descriptors(pid()?),
-            10 => ProcInode::Descriptor(pid()?, place()?),
+            10 => ProcInode::Link(pid()?, ProcessLink::Descriptor(place()?)),
+            11 => ProcInode::Link(pid()?, ProcessLink::of_words([place()?, 0])?),
             _ => return None,
         };
         (node.number() == number).then_some(node)
@@ -164,7 +155,8 @@ mod tests {
         for pid in pids {
             nodes.extend([ProcInode::Local(pid), ProcInode::Remote(pid), ProcInode::Descriptors(pid)]);
             nodes.extend(Entry::ALL.iter().map(|entry| ProcInode::RemoteFile(pid, *entry)));
-            nodes.extend([0, 255, i32::MAX as u32].map(|fd| ProcInode::Descriptor(pid, fd)));
+            nodes.extend([0, 255, i32::MAX as u32].map(|fd| ProcInode::Link(pid, ProcessLink::Descriptor(fd))));
+            nodes.extend(ProcessLink::NAMED.map(|link| ProcInode::Link(pid, link)));
         }
         for node in &nodes {
             assert_eq!(ProcInode::from_number(node.number()), Some(*node));

@@ -1,5 +1,7 @@
 //! The thread that has the state of every call: hears news, lets `proc_core::origin` decide, and does what it says.
 
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
@@ -7,12 +9,14 @@ use proc_core::caller::Uids;
 use proc_core::journal::{CallAnswer, Notification, SlotIndex};
 use proc_core::order::{LifeNumber, Order, Outcome};
 use proc_core::origin::{CallEffect, Origin};
+use proc_core::permission::SignalError;
 use proc_core::range::{Seat, Seats};
 use sys::notify::NotifyAnswer;
 
 use crate::listeners::Listeners;
 use crate::look;
 use crate::memory::KeptMemory;
+use crate::reader::{MemoryReader, ReadPayload};
 use crate::receiver::{CallReceiver, Wake};
 
 /// What the thread of calls hears.
@@ -32,6 +36,12 @@ pub enum News {
     Outcome {
         node: Seat,
         outcome: Outcome,
+    },
+    /// What a call points at, or why that is not known.
+    Read {
+        slot: SlotIndex,
+        id: u64,
+        read: ReadPayload,
     },
     /// Asked to end. CallStates stay in the journal.
     Stop,
@@ -62,14 +72,15 @@ pub struct CallStates<L> {
     uids: Uids,
     listeners: Listeners,
     links: L,
+    reader: MemoryReader,
     wake: Wake,
     news: mpsc::Receiver<News>,
     begun: Instant,
 }
 
 impl<L: NodeLinks> CallStates<L> {
-    /// Goes on with what the journal says. All listeners that there are must be in the table: calls of others are over.
-    /// Gives the receiving thread's half, and how to tell news.
+    /// Over `keeper` what calls point at is asked for. Goes on with what the journal says. All listeners that there are
+    /// must be in the table: calls of others are over. Gives the receiving thread's half, and how to tell news.
     ///
     /// # Errors
     /// No descriptors for the receiving thread, or what `links` says.
@@ -77,6 +88,7 @@ impl<L: NodeLinks> CallStates<L> {
         setting: Setting,
         memory: &KeptMemory,
         listeners: Listeners,
+        keeper: OwnedFd,
         links: impl FnOnce(Sender<News>, Wake) -> std::io::Result<L>,
     ) -> std::io::Result<(CallStates<L>, CallReceiver, Sender<News>)> {
         let (tell, news) = mpsc::channel();
@@ -84,8 +96,10 @@ impl<L: NodeLinks> CallStates<L> {
         let (origin, found, effects) = Origin::resume(setting.own, setting.others, memory.journal(setting.life), 0);
         let receiving = memory.journal(setting.life);
         let receiver = CallReceiver::new(wake.clone(), listeners.clone(), memory.clone(), receiving, tell.clone())?;
+        let reader = MemoryReader::start(keeper, tell.clone())?;
         let links = links(tell.clone(), wake.clone())?;
-        let mut calls = CallStates { origin, uids: setting.uids, listeners, links, wake, news, begun: Instant::now() };
+        let (uids, begun) = (setting.uids, Instant::now());
+        let mut calls = CallStates { origin, uids, listeners, links, reader, wake, news, begun };
         calls.wake.give_back(found.free);
         calls.carry_out(effects);
         for node in Seat::all().filter(|seat| setting.lost.contains(*seat)) {
@@ -121,6 +135,7 @@ impl<L: NodeLinks> CallStates<L> {
                 }
                 Ok(News::GivenUp(node)) => self.origin.given_up(node),
                 Ok(News::Outcome { node, outcome }) => self.origin.outcome(node, outcome),
+                Ok(News::Read { slot, id, read }) => self.take_read(slot, id, read),
                 Err(RecvTimeoutError::Timeout) => {
                     let now = self.now_ms();
                     self.origin.tick(now)
@@ -143,9 +158,23 @@ impl<L: NodeLinks> CallStates<L> {
         self.carry_out(effects);
     }
 
+    /// The number of a thread that ended may be another one's: what was read counts if the call still waits.
+    fn take_read(&mut self, slot: SlotIndex, id: u64, read: ReadPayload) -> Vec<CallEffect> {
+        let Some(notification) = self.origin.journal().notification(slot) else { return Vec::new() };
+        let listener = self.listeners.get(notification.listener);
+        let waits = listener.is_some_and(|listener| sys::notify::is_valid(&*listener, id));
+        self.origin.read(slot, id, if waits { read } else { Err(SignalError::NoProcess) })
+    }
+
     fn carry_out(&mut self, effects: Vec<CallEffect>) {
-        for effect in effects {
+        let mut effects: VecDeque<CallEffect> = effects.into();
+        while let Some(effect) = effects.pop_front() {
             match effect {
+                CallEffect::Read { slot, notification, address } => {
+                    if let Err(error) = self.reader.ask(slot, &notification, address) {
+                        effects.extend(self.origin.read(slot, notification.id, Err(error)));
+                    }
+                }
                 CallEffect::Send { to, order } => self.links.send(to, &order),
                 CallEffect::Answer { slot, notification, answer } => {
                     self.answer(&notification, answer);

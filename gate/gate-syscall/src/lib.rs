@@ -6,9 +6,14 @@
 //! - `receiver.rs`: the thread that receives calls into the journal, at once, so that signals do not interrupt them
 //! - `calls.rs`: the thread that has the state of every call, and answers
 //! - `look.rs`: who makes a call
+//! - `reader.rs`: the socket to the keeper, who reads what a call points at
 //! - `doorway.rs`: the socket to the keeper, over which listeners come
 //! - `init.rs`: the socket to init, who carries out what other nodes ask
 //! - `links.rs`: rings to the call gates of other nodes
+//! - `jobs.rs`: the socket at which programs ask for jobs, and the one over which the keeper is asked for far ends
+//! - `table.rs`: `/proc` over all nodes
+//! - `lookers.rs`: the socket to the keeper, whose children look into processes for it
+//! - `peers.rs`: questions to other nodes that are given up after a while
 //! - `service.rs`: orders that come over rings of theirs
 //! - `spawn.rs`: the process, from its spawn record
 //!
@@ -31,18 +36,24 @@
 mod calls;
 mod doorway;
 mod init;
+mod jobs;
 mod links;
 mod listeners;
 mod look;
+mod lookers;
 mod memory;
+mod peers;
+mod reader;
 mod receiver;
 mod service;
 mod spawn;
+mod table;
 
 pub use calls::{CallStates, News, NodeLinks, Setting};
 pub use doorway::Doorway;
 pub use init::InitSocket;
 pub use listeners::Listeners;
 pub use memory::{JOURNAL_BYTES, KeptMemory};
+pub use reader::{MemoryReader, ReadPayload};
 pub use receiver::{CallReceiver, Wake};
 pub use spawn::main_from_spawn;

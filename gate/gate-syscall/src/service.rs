@@ -13,6 +13,8 @@ use vos_api::calls::{CarriedOut, Request as Asked};
 use vos_rt::{ClientId, Hello, HelloReply, Request, Service};
 
 use crate::init::InitSocket;
+use crate::jobs::{Starter, load_here};
+use crate::table::Answerer;
 
 /// Which order it is.
 type OrderName = (Seat, LifeNumber, Sequence);
@@ -29,6 +31,14 @@ pub struct Orders {
     peers: Seats,
     clients: HashMap<ClientId, Seat>,
     waiting: Waiting,
+    further: Further,
+}
+
+/// What else other nodes may ask for.
+#[derive(Default)]
+pub struct Further {
+    pub starter: Option<Starter>,
+    pub answerer: Option<Answerer>,
 }
 
 impl Orders {
@@ -40,6 +50,7 @@ impl Orders {
         init: InitSocket,
         life: LifeNumber,
         peers: Seats,
+        further: Further,
         gone: impl FnOnce() + Send + 'static,
     ) -> std::io::Result<Orders> {
         let (init, waiting) = (Arc::new(init), Waiting::default());
@@ -52,7 +63,7 @@ impl Orders {
             }
             gone();
         })?;
-        Ok(Orders { init, life, peers, clients: HashMap::new(), waiting })
+        Ok(Orders { init, life, peers, clients: HashMap::new(), waiting, further })
     }
 }
 
@@ -87,6 +98,22 @@ impl Service for Orders {
         let data = request.data();
         let order = match Asked::decode(request.op(), request.flags(), request.args(), &data) {
             Ok(Asked::CarryOut(asked)) => Order::decode(asked.order),
+            Ok(Asked::Start(asked)) => {
+                return match &self.further.starter {
+                    Some(starter) => {
+                        let from = self.clients.get(&request.client()).copied();
+                        starter.start(request, from, asked.order);
+                    }
+                    None => request.fail(Errno::OPNOTSUPP),
+                };
+            }
+            Ok(Asked::Show(_)) => {
+                return match &self.further.answerer {
+                    Some(answerer) => answerer.answer(request),
+                    None => request.fail(Errno::OPNOTSUPP),
+                };
+            }
+            Ok(Asked::Load(_)) => return request.reply(load_here(), 0),
             Err(why) => return request.refuse(why),
         };
         let Ok(order) = order else { return request.fail(Errno::PROTO) };

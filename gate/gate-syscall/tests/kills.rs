@@ -138,8 +138,10 @@ fn gate() {
         life: LifeNumber(3),
     };
     let (links, heard) = (Arc::clone(&peer), Arc::clone(&peer));
+    // Nothing points at anything here; who is asked stays silent.
+    let (keeper, _silent) = sys::seqpacket::pair().expect("a socket");
     let (calls, receiver, news) =
-        CallStates::new(setting, &memory, listeners, |_, _| Ok(Socket(links))).expect("descriptors");
+        CallStates::new(setting, &memory, listeners, keeper, |_, _| Ok(Socket(links))).expect("descriptors");
     calls.wake().greeted(other(), LIFE);
     std::thread::spawn(move || receiver.run());
     std::thread::spawn(move || {
@@ -331,8 +333,9 @@ fn calls_that_concern_nobody_else_go_on_natively_and_those_to_a_lost_node_fail()
     let lost = Seats::NONE.with(other());
     let setting = Setting { own: own(), others, lost, uids: Uids { base: 0, count: u32::MAX }, life: LifeNumber(3) };
     let listeners = Listeners::default();
+    let (silent, _keeper) = sys::seqpacket::pair().expect("a socket");
     let (calls, receiver, news) =
-        CallStates::new(setting, &memory, listeners.clone(), |_, _| Ok(Nowhere)).expect("descriptors");
+        CallStates::new(setting, &memory, listeners.clone(), silent, |_, _| Ok(Nowhere)).expect("descriptors");
     // It comes when the gate runs already, as those of programs do.
     listeners.insert(1, listener);
     calls.wake().look_again();

@@ -19,8 +19,10 @@
 #ifndef M3IPC_H
 #define M3IPC_H
 
+#include <spawn.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -652,6 +654,15 @@ typedef struct m3_group_event {
 int m3_group_receive(m3_group *group, int timeout_ms,
                      void (*told)(void *argument, const m3_group_event *event),
                      void *argument);
+
+/* ---- jobs: m3_job_start(3) ---------------------------------------------- */
+
+/* Starts a program on another node, as on(1) does: a node's name, "any",
+ * "least" or "all". `pid` is a child of the caller that stands for it, for
+ * waitpid(2) and kill(2). `actions` are for the program's descriptors, as of
+ * posix_spawn(3); NULL: none. `envp` NULL: the caller's. */
+int m3_job_start(const char *place, const posix_spawn_file_actions_t *actions,
+                 char *const argv[], char *const envp[], pid_t *pid);
 
 #ifdef __cplusplus
 }

@@ -3,6 +3,7 @@
 //! - `m3_*` ([`port`], [`message`], [`copying`], [`ring`], [`delegating`], [`managing`], [`informing`],
 //!   [`migrating`], [`naming`], [`waker`], [`strings`]): ports and rings by handle.
 //! - `m3_cs_*`, `m3_group_*` ([`coordination`]): locks, elections, values and groups.
+//! - `m3_job_start` ([`jobs`]): programs on other nodes.
 //! - `dvk_*` ([`dvk`], [`dvk_informing`]): the published names, on a port that each thread has of its own.
 //!
 //! Every function returns 0 or more on success and an error number of [`abi::errno`] otherwise. Three more are of the
@@ -26,6 +27,7 @@ mod dvk;
 mod dvk_informing;
 mod failure;
 mod informing;
+mod jobs;
 mod managing;
 mod message;
 mod migrating;

@@ -69,6 +69,7 @@ const OF_ANOTHER: &[ArgumentCase] = &[&[Foreign(0)]];
 const OWN: &str = "own numbers";
 const OWN_AND_GROUPS: &str = "own numbers and groups; a user's";
 const LIKE_KILL: &str = "as `kill`";
+const QUEUED: &str = "of `siginfo` code and value go along; the receiver sees who sent it, whatever it says; EHOSTUNREACH; EINTR before it is received";
 const OF_A_USER: &str = "of a user: the own node's processes";
 const CPUS: &str = "CPUs are those of its node";
 
@@ -109,11 +110,13 @@ pub static ROWS: &[Row] = &[
     row("tgkill", libc::SYS_tgkill, OF_ANOTHER, Forwarded).served().differs(LIKE_KILL),
     row("tkill", libc::SYS_tkill, OF_ANOTHER, Forwarded).served().differs(LIKE_KILL),
     row("rt_sigqueueinfo", libc::SYS_rt_sigqueueinfo, OF_ANOTHER, Forwarded)
+        .served()
         .otherwise("`siginfo` is read, forwarded")
-        .differs("EHOSTUNREACH; EINTR before it is received"),
+        .differs(QUEUED),
     row("rt_tgsigqueueinfo", libc::SYS_rt_tgsigqueueinfo, OF_ANOTHER, Forwarded)
+        .served()
         .otherwise("`siginfo` is read, forwarded")
-        .differs("EHOSTUNREACH; EINTR before it is received"),
+        .differs(QUEUED),
     row("pidfd_open", libc::SYS_pidfd_open, OF_ANOTHER, Answered)
         .otherwise("answered: the pidfd of a stand-in that ends with the process")
         .differs("`fdinfo` shows the stand-in's number"),
@@ -186,6 +189,11 @@ pub enum Asked {
     },
     /// It needs no other node to be answered.
     Failed(SignalError),
+    /// First what lies at this address of the caller has to be known ([`SIGINFO_BYTES`]).
+    Reads {
+        to: Seat,
+        address: u64,
+    },
     /// No row has it, or none of the row's cases holds: the filter that let it come here is of another release.
     Unknown,
 }
@@ -197,14 +205,37 @@ pub enum Destination {
     AllOthers,
 }
 
-/// What a call asks for, from what the kernel says of it. `own`: the caller's node.
-pub fn asked(number: libc::c_long, arguments: &[u64; 6], own: Seat) -> Asked {
+/// Of `siginfo`, what is read: the kernel's own structure.
+pub const SIGINFO_BYTES: usize = 48;
+
+/// What the kernel's structure says (`sigaction(2)`): at byte 8 the code, at 24 the value.
+pub fn payload_of(siginfo: &[u8; SIGINFO_BYTES]) -> Payload {
+    let code = siginfo.get(8..12).and_then(|bytes| bytes.try_into().ok()).map_or(0, i32::from_ne_bytes);
+    let value = siginfo.get(24..32).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes);
+    Payload { code, value }
+}
+
+/// What a call asks for, from what the kernel says of it. `own`: the caller's node. `payload`: what was read for it.
+pub fn asked(number: libc::c_long, arguments: &[u64; 6], own: Seat, payload: Option<Payload>) -> Asked {
     let [first, second, third, ..] = arguments.map(|argument| argument as u32 as i32);
     let forward = |pid: i32, deed| match u32::try_from(pid).ok().and_then(Seat::of_pid) {
         Some(seat) if seat != own => Asked::Forward { to: Destination::Node(seat), deed },
         _ => Asked::Unknown,
     };
     let signal = |whom, pid, signal| forward(pid, Deed::Signal(SignalCall { whom, signal, payload: Payload::NONE }));
+    let queue = |whom, pid, signal, address: u64| {
+        let Some(to) = u32::try_from(pid).ok().and_then(Seat::of_pid).filter(|seat| *seat != own) else {
+            return Asked::Unknown;
+        };
+        match payload {
+            None => Asked::Reads { to, address },
+            // What only the kernel says, or `tkill`: nobody may say it to another process.
+            Some(payload) if payload.code >= 0 || payload.code == libc::SI_TKILL => {
+                Asked::Failed(SignalError::NotPermitted)
+            }
+            Some(payload) => forward(pid, Deed::Signal(SignalCall { whom, signal, payload })),
+        }
+    };
     let ask = |pid, question| forward(pid, Deed::Ask(question));
     // Of `which` and `who`: the numbers of priorities and of those of I/O differ.
     let whose = |process: u32, group: u32| match first as u32 {
@@ -224,6 +255,15 @@ pub fn asked(number: libc::c_long, arguments: &[u64; 6], own: Seat) -> Asked {
         // The kernel says so before it looks for anybody.
         libc::SYS_tgkill if second <= 0 => Asked::Failed(SignalError::Invalid),
         libc::SYS_tgkill => signal(Whom::Thread { process: Some(first as u32), thread: second as u32 }, first, third),
+        libc::SYS_rt_sigqueueinfo => queue(Whom::Process(first as u32), first, second, arguments[2]),
+        libc::SYS_rt_tgsigqueueinfo if second <= 0 => match payload {
+            None => queue(Whom::Process(first as u32), first, third, arguments[3]),
+            Some(_) => Asked::Failed(SignalError::Invalid),
+        },
+        libc::SYS_rt_tgsigqueueinfo => {
+            let whom = Whom::Thread { process: Some(first as u32), thread: second as u32 };
+            queue(whom, first, third, arguments[3])
+        }
         libc::SYS_getpgid => ask(first, StateQuestion::Getpgid(first as u32)),
         libc::SYS_getsid => ask(first, StateQuestion::Getsid(first as u32)),
         libc::SYS_sched_getscheduler => ask(first, StateQuestion::SchedGetscheduler(first as u32)),
@@ -250,7 +290,7 @@ mod tests {
 
     fn ask(number: libc::c_long, arguments: [i64; 3]) -> Asked {
         let [first, second, third] = arguments.map(|argument| argument as u64);
-        asked(number, &[first, second, third, 0, 0, 0], seat(0))
+        asked(number, &[first, second, third, 0, 0, 0], seat(0), None)
     }
 
     fn forwarded(to: usize, whom: Whom, signal: i32) -> Asked {
@@ -295,6 +335,33 @@ mod tests {
     }
 
     #[test]
+    fn queued_signal_has_to_be_read_and_says_what_it_may() {
+        let queue = |arguments: [u64; 6], payload| asked(libc::SYS_rt_sigqueueinfo, &arguments, seat(0), payload);
+        let of = |code, value| Some(Payload { code, value });
+        let (arguments, address) = ([131_072, 15, 0x7fff_0000_1234, 0, 0, 0], 0x7fff_0000_1234);
+        assert_eq!(queue(arguments, None), Asked::Reads { to: seat(1), address });
+        for code in [0, libc::SI_KERNEL, libc::SI_TKILL, i32::MAX] {
+            assert_eq!(queue(arguments, of(code, 1)), Asked::Failed(SignalError::NotPermitted), "{code}");
+        }
+        for code in [libc::SI_QUEUE, libc::SI_TIMER, i32::MIN] {
+            let payload = of(code, 9).unwrap();
+            let call = SignalCall { whom: Whom::Process(131_072), signal: 15, payload };
+            let expected = Asked::Forward { to: Destination::Node(seat(1)), deed: Deed::Signal(call) };
+            assert_eq!(queue(arguments, Some(payload)), expected);
+        }
+        assert_eq!(queue([65_536, 15, 1, 0, 0, 0], None), Asked::Unknown, "its own node's");
+        let thread = |thread: u64, payload| {
+            asked(libc::SYS_rt_tgsigqueueinfo, &[131_072, thread, 15, address, 0, 0], seat(0), payload)
+        };
+        assert_eq!(thread(131_073, None), Asked::Reads { to: seat(1), address });
+        assert_eq!(thread(0, of(libc::SI_QUEUE, 0)), Asked::Failed(SignalError::Invalid));
+        let mut siginfo = [0; SIGINFO_BYTES];
+        siginfo[8..12].copy_from_slice(&libc::SI_QUEUE.to_ne_bytes());
+        siginfo[24..32].copy_from_slice(&77_u64.to_ne_bytes());
+        assert_eq!(Some(payload_of(&siginfo)), of(libc::SI_QUEUE, 77));
+    }
+
+    #[test]
     fn upper_halves_are_not_looked_at() {
         let upper = 7 << 32;
         assert_eq!(ask(libc::SYS_kill, [upper | 131_072, upper | 15, 0]), forwarded(1, Whom::Process(131_072), 15));
@@ -323,7 +390,7 @@ mod tests {
                         Is(at, value) => arguments[usize::from(at)] = u64::from(value),
                     }
                 }
-                assert_ne!(asked(row.number, &arguments, seat(0)), Asked::Unknown, "{} {case:?}", row.name);
+                assert_ne!(asked(row.number, &arguments, seat(0), None), Asked::Unknown, "{} {case:?}", row.name);
             }
         }
     }

@@ -10,6 +10,7 @@
 //!       128 slots of 32 words
 //! slot    0 id   1 thread, flags   2 number, architecture   3 instruction   4..9 arguments   10..15     the kernel's
 //!        16 step, node, sequence  17 listener  18 process, uid  19 euid, power                 the call gate's
+//!        20 whether something was read, code  21 value
 //! ```
 //!
 //! | step | means |
@@ -20,7 +21,7 @@
 //! | [`CallStep::Settled`] | the answer is known, and may have been given |
 
 use crate::limits::CALLS_MAX;
-use crate::order::{LifeNumber, Sequence};
+use crate::order::{LifeNumber, Payload, Sequence};
 use crate::permission::{Power, SignalError, Signaller};
 use crate::range::Seat;
 
@@ -49,6 +50,8 @@ const STEP: usize = 16;
 const LISTENER: usize = 17;
 const SENDER: usize = 18;
 const POWER: usize = 19;
+const READ: usize = 20;
+const VALUE: usize = 21;
 
 const SEQUENCE_BITS: u32 = 48;
 
@@ -213,6 +216,17 @@ impl<M: JournalMemory> Journal<M> {
         Signaller { pid, uid, euid, power: power(0), priorities: power(1) }
     }
 
+    /// What was read of the caller's memory. It is read once: the caller may change it.
+    pub fn set_payload(&mut self, slot: SlotIndex, payload: Payload) {
+        self.set(slot, VALUE, payload.value);
+        self.set(slot, READ, 1 << 32 | u64::from(payload.code as u32));
+    }
+
+    pub fn payload(&self, slot: SlotIndex) -> Option<Payload> {
+        let read = self.get(slot, READ);
+        (read >> 32 != 0).then(|| Payload { code: read as u32 as i32, value: self.get(slot, VALUE) })
+    }
+
     /// The sequence that the next order to a node gets.
     pub fn next(&self, node: Seat) -> Sequence {
         Sequence(self.memory.load(NEXT + node.index()))
@@ -296,6 +310,11 @@ mod tests {
         let mut journal = Journal::open(journal.memory.clone()).unwrap();
         assert_eq!(journal.step(slot), CallStep::Asked { node: seat(62), sequence: Sequence(1) });
         assert_eq!((journal.sender(slot), journal.life()), (sender, LifeNumber(5)));
+        assert_eq!(journal.payload(slot), None);
+        for payload in [Payload { code: libc::SI_QUEUE, value: u64::MAX }, Payload { code: 0, value: 0 }] {
+            journal.set_payload(slot, payload);
+            assert_eq!(journal.payload(slot), Some(payload));
+        }
         let failed = CallAnswer::Failed(SignalError::Unreachable);
         let answers = [CallAnswer::Done, CallAnswer::Native, CallAnswer::Value(u32::MAX), failed];
         for answer in answers {
@@ -310,10 +329,11 @@ mod tests {
     fn slot_that_is_used_again_has_nothing_of_the_call_before() {
         let (mut journal, slot) = (journal(), SlotIndex::new(1).unwrap());
         notify(&mut journal, slot, 9);
+        journal.set_payload(slot, Payload::NONE);
         journal.ask(slot, seat(1));
         journal.free(slot);
         notify(&mut journal, slot, 10);
-        assert_eq!(journal.step(slot), CallStep::Received);
+        assert_eq!((journal.step(slot), journal.payload(slot)), (CallStep::Received, None));
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! - [`errand`]: what a call gate and the init of its node say to each other.
 //! - [`executor`]: carries orders out, each at most once.
 //! - [`journal`]: intercepted calls as they lie in memory that outlives the call gate.
+//! - [`start`]: the far end of a job, which one node asks another one to start.
 //! - [`origin`]: the calls of one node, from the kernel's notification to the one answer.
 //!
 //! `tests/` has a world of nodes in which all of this runs while call gates are killed, links are cut and nodes are
@@ -31,3 +32,4 @@ pub mod order;
 pub mod origin;
 pub mod permission;
 pub mod range;
+pub mod start;

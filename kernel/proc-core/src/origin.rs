@@ -3,6 +3,8 @@
 //! Events in, [`CallEffect`]s out, the time passed in. What must outlive a kill is in the [`Journal`] before the effect
 //! that depends on it is given; what is only here is found again from the journal by [`Origin::resume`].
 //!
+//! A call that points at something is read first, once; it is of the life that its node had when it was received.
+//!
 //! A call has one order on its way at a time:
 //!
 //! ```text
@@ -30,7 +32,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::calls::{self, Asked, Destination};
 use crate::journal::{CallAnswer, CallStep, Journal, JournalMemory, Notification, SlotIndex};
 use crate::limits::{PATIENCE_MS, WINDOW};
-use crate::order::{Deed, LifeNumber, Order, OrderResult, Outcome, Sequence, Stale};
+use crate::order::{Deed, LifeNumber, Order, OrderResult, Outcome, Payload, Sequence, Stale};
 use crate::permission::{SignalError, Signaller};
 use crate::range::{Seat, Seats};
 
@@ -38,6 +40,8 @@ use crate::range::{Seat, Seats};
 pub enum CallEffect {
     /// To the call gate of the order's node, over the connection that greeted.
     Send { to: Seat, order: Order },
+    /// What lies there in the memory of the calling thread; then [`Origin::read`]. Nothing else waits for it.
+    Read { slot: SlotIndex, notification: Notification, address: u64 },
     /// To the kernel; then [`Origin::answered`], whatever the kernel said.
     Answer { slot: SlotIndex, notification: Notification, answer: CallAnswer },
 }
@@ -69,6 +73,8 @@ pub struct Origin<M> {
     asked: BTreeMap<(Seat, Sequence), SlotIndex>,
     /// Calls that wait until a node is up, or its window has room.
     waiting: BTreeMap<Seat, BTreeSet<SlotIndex>>,
+    /// Calls whose memory is being read, and for which node.
+    reading: BTreeMap<SlotIndex, Seat>,
 }
 
 /// Slots as a successor finds them.
@@ -84,8 +90,8 @@ impl<M: JournalMemory> Origin<M> {
     pub fn resume(own: Seat, others: Seats, journal: Journal<M>, now_ms: u64) -> (Origin<M>, Found, Vec<CallEffect>) {
         let away = |seat| (seat, Peer::Away { since_ms: now_ms });
         let peers = Seat::all().filter(|seat| *seat != own && others.contains(*seat)).map(away).collect();
-        let (calls, asked, waiting) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let mut origin = Origin { own, journal, peers, calls, asked, waiting };
+        let (calls, asked, waiting, reading) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let mut origin = Origin { own, journal, peers, calls, asked, waiting, reading };
         let (mut found, mut acts) = (Found::default(), Vec::new());
         for slot in SlotIndex::all() {
             let Some(notification) = origin.journal.notification(slot) else {
@@ -109,7 +115,8 @@ impl<M: JournalMemory> Origin<M> {
         sequence: Sequence,
         acts: &mut Vec<CallEffect>,
     ) {
-        match calls::asked(notification.number, &notification.arguments, self.own) {
+        let payload = self.journal.payload(slot);
+        match calls::asked(notification.number, &notification.arguments, self.own, payload) {
             Asked::Forward { to, deed } if self.peers.contains_key(&node) => {
                 self.calls.insert(slot, Call { deed, destination: to, node });
                 self.asked.insert((node, sequence), slot);
@@ -129,25 +136,51 @@ impl<M: JournalMemory> Origin<M> {
             return acts;
         };
         self.journal.set_sender(slot, &sender);
-        match calls::asked(notification.number, &notification.arguments, self.own) {
-            Asked::Failed(error) => self.settle(slot, CallAnswer::Failed(error), &mut acts),
+        self.begin(slot, notification, &mut acts);
+        acts
+    }
+
+    /// What was read for a call, or why it could not be. The kernel said after that that the call is still under way.
+    pub fn read(&mut self, slot: SlotIndex, id: u64, read: Result<Payload, SignalError>) -> Vec<CallEffect> {
+        let mut acts = Vec::new();
+        // It may be over by now, and the slot another one's.
+        let notification = self.journal.notification(slot).filter(|notification| notification.id == id);
+        let (Some(notification), Some(_)) = (notification, self.reading.get(&slot)) else { return acts };
+        self.reading.remove(&slot);
+        match read {
+            Ok(payload) => {
+                self.journal.set_payload(slot, payload);
+                self.begin(slot, notification, &mut acts);
+            }
+            Err(error) => self.settle(slot, CallAnswer::Failed(error), &mut acts),
+        }
+        acts
+    }
+
+    fn begin(&mut self, slot: SlotIndex, notification: Notification, acts: &mut Vec<CallEffect>) {
+        let payload = self.journal.payload(slot);
+        match calls::asked(notification.number, &notification.arguments, self.own, payload) {
+            Asked::Reads { to, address } => {
+                self.reading.insert(slot, to);
+                acts.push(CallEffect::Read { slot, notification, address });
+            }
+            Asked::Failed(error) => self.settle(slot, CallAnswer::Failed(error), acts),
             // Nothing was decided about it, so nothing is lost when the kernel reads its arguments again.
-            Asked::Unknown => self.settle(slot, CallAnswer::Native, &mut acts),
+            Asked::Unknown => self.settle(slot, CallAnswer::Native, acts),
             Asked::Forward { to: destination, deed } => {
                 let first = match destination {
                     Destination::Node(node) => Some(node),
                     Destination::AllOthers => self.others().next(None),
                 };
                 match first {
-                    None => self.settle(slot, CallAnswer::Native, &mut acts),
+                    None => self.settle(slot, CallAnswer::Native, acts),
                     Some(node) => {
                         self.calls.insert(slot, Call { deed, destination, node });
-                        self.go_on(slot, &mut acts);
+                        self.go_on(slot, acts);
                     }
                 }
             }
         }
-        acts
     }
 
     /// The answer was given, or nobody waited for it: the slot is free.
@@ -246,7 +279,7 @@ impl<M: JournalMemory> Origin<M> {
 
     /// Calls that are not settled.
     pub fn open(&self) -> usize {
-        self.calls.len()
+        self.calls.len() + self.reading.len()
     }
 
     fn others(&self) -> Seats {
@@ -302,13 +335,19 @@ impl<M: JournalMemory> Origin<M> {
         acts
     }
 
-    /// Everything that was asked of a node, or waits for it.
+    /// Everything that was asked of a node, waits for it, or is read for it.
     fn end_all(&mut self, node: Seat, error: SignalError, acts: &mut Vec<CallEffect>) {
         let asked: Vec<(Sequence, SlotIndex)> = self.asked_of(node).collect();
         self.asked.retain(|(of, _), _| *of != node);
         let waiting = self.waiting.remove(&node).unwrap_or_default();
         for slot in asked.into_iter().map(|(_, slot)| slot).chain(waiting) {
             self.end(slot, CallAnswer::Failed(error), acts);
+        }
+        let reading: Vec<SlotIndex> =
+            self.reading.iter().filter(|(_, of)| **of == node).map(|(slot, _)| *slot).collect();
+        for slot in reading {
+            self.reading.remove(&slot);
+            self.settle(slot, CallAnswer::Failed(error), acts);
         }
     }
 

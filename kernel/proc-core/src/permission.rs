@@ -54,6 +54,8 @@ pub enum SignalError {
     Full,
     /// Its node cannot be reached. It may have heard the signal or not.
     Unreachable,
+    /// What the caller points at cannot be read.
+    Fault,
 }
 
 impl SignalError {
@@ -65,6 +67,7 @@ impl SignalError {
             SignalError::Denied => libc::EACCES,
             SignalError::Full => libc::EAGAIN,
             SignalError::Unreachable => libc::EHOSTUNREACH,
+            SignalError::Fault => libc::EFAULT,
         }
     }
 
@@ -76,6 +79,7 @@ impl SignalError {
             SignalError::Denied,
             SignalError::Full,
             SignalError::Unreachable,
+            SignalError::Fault,
         ];
         all.into_iter().find(|error| error.errno() == errno)
     }

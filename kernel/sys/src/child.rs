@@ -57,13 +57,28 @@ pub fn fork(parentage: Parentage) -> Result<Forked, ForkError> {
     }
     // SAFETY: (1) `request` and `pidfd` live across the call; (2) without CLONE_VM the child has its own copy of this
     // memory and stack; (3) there is one thread, so no lock is held by somebody who does not exist in the child.
-    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const request, size_of::<libc::clone_args>()) };
+    let mut pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const request, size_of::<libc::clone_args>()) };
+    if pid < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS) {
+        // In a container: filters cannot look at the flags of clone3.
+        let flags = request.flags | request.exit_signal;
+        // SAFETY: as above; (4) without a stack of its own the child goes on on a copy of ours.
+        pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0, &raw mut pidfd, 0, 0) };
+    }
     match pid {
         -1 => Err(ForkError::Kernel(io::Error::last_os_error())),
         0 => Ok(Forked::Child),
         // SAFETY: (1) the kernel just opened this descriptor for us.
         pid => Ok(Forked::Parent { pid: pid as u32, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
     }
+}
+
+/// A copy of a descriptor that this process was started with, by its number. `None`: there is none.
+pub fn inherited(descriptor: u32) -> Option<OwnedFd> {
+    let number = i32::try_from(descriptor).ok().filter(|number| *number >= FIRST_BEYOND_STDIO as i32)?;
+    // SAFETY: (1) no pointers; (2) a descriptor that is open is copied, and of one that is not nothing happens.
+    let copy = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, FIRST_BEYOND_STDIO) };
+    // SAFETY: (1) the kernel just opened it for us.
+    (copy >= 0).then(|| unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
 /// Ends the process at once: no destructors, no buffers flushed twice.
@@ -128,6 +143,23 @@ pub fn default_signals() {
         libc::sigemptyset(&mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
     }
+}
+
+/// Whether two descriptors of this process are one open file, which has one offset (`kcmp(2)`). `None`: the kernel does
+/// not tell.
+pub fn is_one_open_file(one: impl AsFd, other: impl AsFd) -> Option<bool> {
+    const KCMP_FILE: libc::c_int = 0;
+    let own = std::process::id() as libc::pid_t;
+    let numbers = [one.as_fd().as_raw_fd(), other.as_fd().as_raw_fd()].map(|number| number as libc::c_ulong);
+    // SAFETY: no pointers.
+    let result = unsafe { libc::syscall(libc::SYS_kcmp, own, own, KCMP_FILE, numbers[0], numbers[1]) };
+    (result >= 0).then_some(result == 0)
+}
+
+/// From then on the process is ended by SIGALRM, in whole seconds; zero: not any more (`alarm(2)`).
+pub fn end_after(time: std::time::Duration) {
+    // SAFETY: no pointers; the signal's action is the process's own choice.
+    unsafe { libc::alarm(u32::try_from(time.as_secs()).unwrap_or(u32::MAX)) };
 }
 
 /// [`default_signals`], then those of `ignored` are ignored and those of `blocked` blocked: bit *n - 1* is signal *n*.

@@ -6,6 +6,7 @@
 
 pub mod by_number;
 pub mod child;
+pub mod clock;
 pub mod eventfd;
 pub mod futex;
 pub mod harden;
@@ -13,11 +14,13 @@ pub mod ioctl;
 pub mod launch;
 pub mod log;
 pub mod memfd;
+pub mod memory;
 pub mod mount;
 pub mod notify;
 pub mod ns;
 pub mod packet;
 pub mod pidfd;
+pub mod procfs;
 pub mod seqpacket;
 pub mod signals;
 pub mod spawn;

@@ -7,8 +7,8 @@ use hyper::http::Method;
 use mgmt_api::path::{self, fill};
 use mgmt_api::{
     AccessFile, AccessInfo, AccessRequest, AuthorityState, ChannelInfo, ClusterLevel, Dc, DcNodeRequest, DcSpec,
-    Examination, ExecRequest, Health, Myself, NewToken, Node, NodeChange, Process, RunRequest, RunResponse,
-    SignalRequest, TokenInfo, TokenRequest, UpgradeState, Version,
+    Examination, ExecRequest, Health, MoveRequest, Myself, NewToken, Node, NodeChange, Process, RunRequest,
+    RunResponse, ServiceInfo, ServiceSpec, SignalRequest, TokenInfo, TokenRequest, UpgradeState, Version,
 };
 
 use crate::connection::{ACT_SECONDS, ASK_SECONDS, Noted};
@@ -69,6 +69,8 @@ impl Session {
     }
 }
 
+/// A service may have ten minutes to end (`grace_ms`).
+const STOP_SECONDS: u64 = 720;
 const NONE: Option<&()> = None;
 
 /// Processes of a container.
@@ -249,6 +251,46 @@ impl Client {
         let query = grace_ms.map(|ms| format!("?grace_ms={ms}")).unwrap_or_default();
         let path = format!("{}{query}", named(path::DC_STOP, &[("dc", dc)]));
         self.json(Method::POST, &path, NONE, ACT_SECONDS).await
+    }
+
+    pub async fn services(&self, dc: &str) -> Result<Vec<ServiceInfo>, Error> {
+        self.json(Method::GET, &named(path::SERVICES, &[("dc", dc)]), NONE, ASK_SECONDS).await
+    }
+
+    pub async fn service(&self, dc: &str, service: &str) -> Result<ServiceInfo, Error> {
+        let path = named(path::SERVICE, &[("dc", dc), ("service", service)]);
+        self.json(Method::GET, &path, NONE, ASK_SECONDS).await
+    }
+
+    pub async fn add_service(&self, dc: &str, spec: &ServiceSpec) -> Result<ServiceInfo, Error> {
+        self.json(Method::POST, &named(path::SERVICES, &[("dc", dc)]), Some(spec), ASK_SECONDS).await
+    }
+
+    /// Answers when nothing of it runs any more.
+    pub async fn remove_service(&self, dc: &str, service: &str) -> Result<(), Error> {
+        let path = named(path::SERVICE, &[("dc", dc), ("service", service)]);
+        self.nothing(Method::DELETE, &path, NONE, STOP_SECONDS).await
+    }
+
+    pub async fn start_service(&self, dc: &str, service: &str) -> Result<ServiceInfo, Error> {
+        let path = named(path::SERVICE_START, &[("dc", dc), ("service", service)]);
+        self.json(Method::POST, &path, NONE, ASK_SECONDS).await
+    }
+
+    /// Answers when nothing of it runs any more.
+    pub async fn stop_service(&self, dc: &str, service: &str) -> Result<ServiceInfo, Error> {
+        let path = named(path::SERVICE_STOP, &[("dc", dc), ("service", service)]);
+        self.json(Method::POST, &path, NONE, STOP_SECONDS).await
+    }
+
+    pub async fn restart_service(&self, dc: &str, service: &str) -> Result<ServiceInfo, Error> {
+        let path = named(path::SERVICE_RESTART, &[("dc", dc), ("service", service)]);
+        self.json(Method::POST, &path, NONE, ASK_SECONDS).await
+    }
+
+    pub async fn move_service(&self, dc: &str, service: &str, request: &MoveRequest) -> Result<ServiceInfo, Error> {
+        let path = named(path::SERVICE_MOVE, &[("dc", dc), ("service", service)]);
+        self.json(Method::POST, &path, Some(request), ASK_SECONDS).await
     }
 
     /// Of all nodes that answer.

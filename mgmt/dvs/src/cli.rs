@@ -8,7 +8,7 @@ use client::{Contexts, Places, Wanted};
 
 use crate::commands::{
     access, attach, audit, cluster, completion, context, daemon, dc, dev, doctor, ds, exec, import, internal, kill,
-    logs, metrics, names, node, ps, run, version,
+    logs, metrics, names, node, ps, run, service, version,
 };
 use crate::output::Format;
 
@@ -137,6 +137,8 @@ pub enum Command {
     Import(import::Options),
     #[command(subcommand)]
     Dc(dc::Command),
+    #[command(subcommand)]
+    Service(service::Command),
     #[command(subcommand)]
     Ds(ds::Command),
     #[command(subcommand)]

@@ -6,6 +6,7 @@
 //! | what is printed | `output/` (table, json, yaml, name), `errors.rs`, `usage.rs` |
 //! | a program's streams on ours | `pump.rs`, `terminal.rs`, `commands/session.rs` |
 //! | a whole cluster on one machine | `dev/` |
+//! | `on`, in containers: this binary under that name | `on.rs` |
 //!
 //! Deliberately absent: anything a daemon should decide. The command asks, shows and copies bytes.
 
@@ -13,9 +14,12 @@
 
 mod cli;
 mod commands;
+mod described;
 mod dev;
 mod errors;
 mod installed;
+#[cfg(feature = "machinery")]
+mod on;
 mod output;
 mod pump;
 mod terminal;
@@ -35,6 +39,10 @@ use crate::cli::Cli;
 use crate::errors::{BROKEN_PIPE, Failure};
 
 fn main() -> ExitCode {
+    #[cfg(feature = "machinery")]
+    if let Some(status) = on::main_by_name() {
+        return status;
+    }
     if commands::completion::answered() {
         return ExitCode::SUCCESS;
     }

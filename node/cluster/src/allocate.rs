@@ -39,6 +39,11 @@ pub fn number(engine: &dyn Engine, space: &str, owner: &str, range: RangeInclusi
     Err(AllocateError::Contended { space: space.to_owned() })
 }
 
+/// Whose a number is.
+pub fn used_key(space: &str, number: u32) -> String {
+    format!("/ids/{space}/used/{number}")
+}
+
 /// The same as a part of a larger transaction, of a space with at most so many owners. Two who choose at the same time
 /// cannot both have the last number: what both compare is changed by each.
 pub fn choose(
@@ -85,7 +90,7 @@ pub fn choose_of(
     let Some(number) = free.filter(|_| used.len() < owners_max) else {
         return Err(AllocateError::Exhausted { space: space.to_owned(), used: used.len() });
     };
-    let used_key = format!("/ids/{space}/used/{number}");
+    let used_key = used_key(space, number);
     let unchanged = match last {
         Some(entry) => Compare::Modified { key: last_key.clone(), at: entry.modified },
         None => Compare::Absent { key: last_key.clone() },
@@ -101,7 +106,7 @@ pub fn choose_of(
 pub fn releasing(engine: &dyn Lookup, space: &str, owner: &str) -> Result<(Vec<Compare>, Vec<Op>), EngineError> {
     let of = format!("/ids/{space}/of/{owner}");
     let Some(entry) = engine.read(&of)? else { return Ok((Vec::new(), Vec::new())) };
-    let used_key = format!("/ids/{space}/used/{}", parse(&entry)?);
+    let used_key = used_key(space, parse(&entry)?);
     let same = Compare::Modified { key: of.clone(), at: entry.modified };
     Ok((vec![same], vec![Op::delete(of), Op::delete(used_key)]))
 }

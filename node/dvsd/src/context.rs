@@ -30,6 +30,7 @@ use crate::quorum::Members;
 use crate::records::NodeRecord;
 use crate::renewal::Renewal;
 use crate::service_manager::ServiceManager;
+use crate::services::ServiceBells;
 
 pub struct Context {
     pub config: Config,
@@ -55,6 +56,8 @@ pub struct Context {
     pub etcd: Option<EtcdChoice>,
     /// All nodes ever seen, as the follower knows them.
     pub members: RwLock<BTreeMap<String, NodeRecord>>,
+    /// Held while proxies are told of nodes; before the locks of what they are told.
+    pub telling: Mutex<()>,
     /// Containers, and nodes that are alive.
     pub observed: Mutex<Observed>,
     /// Counts changes of nodes and containers; whoever waits for one looks at `observed` again.
@@ -75,6 +78,7 @@ pub struct Context {
     /// Incarnations of nodes that are over, as the engine's follower said.
     pub verdicts: RwLock<BTreeMap<String, u64>>,
     pub renewal: Renewal,
+    pub service_bells: ServiceBells,
     /// Absent before the daemon has come alive and once it stops.
     pub court: Mutex<Option<Court>>,
 }
@@ -111,6 +115,8 @@ impl Context {
 
     /// Links lead to nodes that are not fenced.
     pub fn tell_proxies(&self) {
+        // Several threads hear of nodes: whoever tells last knows what all of them heard.
+        let _told = self.telling.lock();
         let members = self.members.read().clone();
         let members = members.into_iter().filter(|(_, record)| !self.is_fenced(record)).collect();
         // First the broker's side: a link that comes or goes is judged by how many there are.
@@ -122,6 +128,7 @@ impl Context {
     pub fn judged(&self, verdicts: BTreeMap<String, u64>) {
         *self.verdicts.write() = verdicts;
         self.tell_proxies();
+        self.service_bells.ring();
         self.changed();
     }
 

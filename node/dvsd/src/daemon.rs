@@ -19,7 +19,7 @@ use cluster::Engine;
 use cluster::follow::Follower;
 use cluster::known::Answers;
 use mgmt_api::Capacity;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use pki::{Door, NodeCredentials};
 use proxy_host::control::CredentialTexts;
 use tokio::net::{TcpListener, UnixListener};
@@ -54,6 +54,7 @@ use crate::reconcile::Reconciler;
 use crate::records::{self, NodeHealth};
 use crate::registry;
 use crate::service_manager::ServiceManager;
+use crate::services::Services;
 use crate::shelf::{self, Shelving};
 use crate::spawn;
 use crate::state;
@@ -196,7 +197,9 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         quorum: Mutex::new(None),
         complaint,
         etcd,
-        members: Default::default(),
+        // Whoever tells of nodes before all is read tells of these.
+        members: RwLock::new(members.clone()),
+        telling: Mutex::default(),
         observed: Default::default(),
         changes: tokio::sync::watch::Sender::new(0),
         duties: Duties::default(),
@@ -207,6 +210,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         ending: tokio::sync::watch::Sender::new(None),
         verdicts: Default::default(),
         renewal: Default::default(),
+        service_bells: Default::default(),
         court: Mutex::new(None),
         identity,
         people: Default::default(),
@@ -252,6 +256,8 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     let judged = move || workers.upgrade().into_iter().for_each(|workers| workers.look_again());
     *context.court.lock() = Some(Court::start(&context, etcd_engine, judged).map_err(DaemonError::Thread)?);
 
+    let services = Services::start(&context).map_err(DaemonError::Thread)?;
+
     tracing::info!(
         node = context.config.node,
         id = own.0,
@@ -268,6 +274,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     manager.say_stopping();
     manager.say_status("stopping; containers go on");
     tracing::info!("stopping; containers go on");
+    drop(services);
     drop(follower);
     reconciler.stop();
     context.desks.stop();

@@ -32,6 +32,7 @@ use vos_api::desk::{
 };
 
 use crate::context::Context;
+use crate::numbered::Numbered;
 
 /// Below it is what programs agree on, by container.
 pub const PROGRAMS: &str = "/programs/";
@@ -174,7 +175,8 @@ impl Desk {
     }
 
     fn run(&self, context: &Context, socket: &OwnedFd) {
-        let mut clerk = Clerk { desk: self, context, socket, sizes: HashMap::new(), buffer: vec![0; PACKET_BYTES_MAX] };
+        let (sizes, buffer, number) = (HashMap::new(), vec![0; PACKET_BYTES_MAX], Numbered::new(self.dc));
+        let mut clerk = Clerk { desk: self, context, socket, sizes, buffer, number };
         if let Err(why) = clerk.serve() {
             tracing::debug!(dc = self.dc, ?why, "a desk is closed");
         }
@@ -195,6 +197,7 @@ struct Clerk<'a> {
     /// Bytes under each key that the server was told of.
     sizes: HashMap<String, usize>,
     buffer: Vec<u8>,
+    number: Numbered,
 }
 
 impl Clerk<'_> {
@@ -323,19 +326,23 @@ impl Clerk<'_> {
         FromDesk::Failed { id, why }
     }
 
-    fn transact(&self, givens: &[Given], edits: &[Edit]) -> Result<Outcome, Unanswered> {
+    fn transact(&mut self, givens: &[Given], edits: &[Edit]) -> Result<Outcome, Unanswered> {
         let compares = givens.iter().map(|given| self.compare(given)).collect::<Option<Vec<Compare>>>();
         let compares = compares.ok_or(Unanswered::Refused)?;
         if !self.has_room(edits) {
             return Err(Unanswered::Full);
         }
         let ops = edits.iter().map(|edit| self.op(edit)).collect::<Result<Vec<Op>, Unanswered>>()?;
-        self.context.engine.transact(&compares, &ops).map_err(|error| {
-            if !error.is_absence() {
-                tracing::warn!(dc = self.desk.dc, %error, "the engine does not take what programs agree on");
+        match self.number.transact(&*self.context.engine, &compares, &ops) {
+            // Its server is about to be ended.
+            Ok(outcome) => outcome.ok_or(Unanswered::Away),
+            Err(error) => {
+                if !error.is_absence() {
+                    tracing::warn!(dc = self.desk.dc, %error, "the engine does not take what programs agree on");
+                }
+                Err(why(&error))
             }
-            why(&error)
-        })
+        }
     }
 
     /// The key in the engine; `None` for what is none.

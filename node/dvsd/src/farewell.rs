@@ -9,7 +9,9 @@ use cluster::{Compare, Engine, EngineError, Lookup, OPS_PER_TRANSACTION_MAX, Op,
 
 use crate::desks;
 use crate::ledger;
+use crate::numbered;
 use crate::records::{self, DcView, Desired, NODES};
+use crate::services;
 
 /// The first living node that still has something of a deleted container. One that is down cleans up when it returns.
 pub fn first_with_remains<'a>(view: &'a DcView, alive: &BTreeSet<String>) -> Option<&'a String> {
@@ -27,8 +29,11 @@ pub fn forget(engine: &dyn Engine, view: &DcView) -> Result<(), EngineError> {
     let Some(at) = give_back(engine, view)? else { return Ok(()) };
     let unchanged = Compare::Modified { key: key.clone(), at };
     let id = view.record.id;
+    if numbered::revoke(engine, id, name, &unchanged)?.is_none() {
+        return Ok(());
+    }
     let (endpoints, names) = (format!("{}{id}/", records::ENDPOINTS), format!("{}{id}/", records::NAMES));
-    for prefix in [endpoints, names, format!("/epochs/{id}/"), desks::prefix(id)] {
+    for prefix in [endpoints, names, format!("/epochs/{id}/"), desks::prefix(id), services::record::prefix(id)] {
         let keys: Vec<Op> = engine.list(&prefix)?.entries.into_iter().map(|entry| Op::delete(entry.key)).collect();
         for some in keys.chunks(OPS_PER_TRANSACTION_MAX) {
             let Outcome::Done(_) = engine.transact(std::slice::from_ref(&unchanged), some)? else { return Ok(()) };

@@ -86,6 +86,19 @@ pub enum CallGatePart {
     Keeper,
     Journal,
     Init,
+    Memory,
+    JobDoor,
+    JobStarter,
+    ProcFuse,
+    NativeProc,
+    Looks,
+}
+
+impl CallGatePart {
+    /// The others are there where programs see a socket of the container, and where `/proc` shows all nodes.
+    pub fn is_needed(self) -> bool {
+        matches!(self, CallGatePart::Keeper | CallGatePart::Journal | CallGatePart::Init | CallGatePart::Memory)
+    }
 }
 
 /// Names of descriptors that the keeper holds for the gate.
@@ -188,6 +201,12 @@ pub static KINDS: &[Kind] = &[
             ("keeper", Source::CallGate(CallGatePart::Keeper)),
             ("journal", Source::CallGate(CallGatePart::Journal)),
             ("init", Source::CallGate(CallGatePart::Init)),
+            ("memory", Source::CallGate(CallGatePart::Memory)),
+            ("job_door", Source::CallGate(CallGatePart::JobDoor)),
+            ("job_starter", Source::CallGate(CallGatePart::JobStarter)),
+            ("proc_fuse", Source::CallGate(CallGatePart::ProcFuse)),
+            ("proc_native", Source::CallGate(CallGatePart::NativeProc)),
+            ("looks", Source::CallGate(CallGatePart::Looks)),
         ],
         // The kernel says who calls by numbers of the node.
         serving: None,

@@ -13,6 +13,7 @@ use crate::observed::{Observed, understood};
 use crate::quorum;
 use crate::reconcile::Reconciler;
 use crate::records::{self, DcKey, MEMBERS, NodeRecord, parse_dc_key};
+use crate::services::ServiceBells;
 
 pub struct News {
     context: Arc<Context>,
@@ -27,6 +28,11 @@ impl News {
     }
 
     pub fn take(&mut self, change: Change) {
+        let concerns_services = match &change {
+            Change::All(_) => true,
+            Change::One(event) => ServiceBells::is_about(&event.key),
+            Change::Unknown(_) => false,
+        };
         self.context.answers.mirror.take(&change);
         self.context.desks.news(&change);
         self.context.people.take(&change);
@@ -37,6 +43,9 @@ impl News {
             Change::Unknown(error) => {
                 tracing::warn!(%error, "the cluster engine does not answer; nothing changes until it does")
             }
+        }
+        if concerns_services {
+            self.context.service_bells.ring();
         }
         self.context.changed();
     }

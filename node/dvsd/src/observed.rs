@@ -57,6 +57,11 @@ impl Observed {
         self.dcs.keys().cloned().collect()
     }
 
+    /// The container of a number.
+    pub fn record_of(&self, id: u32) -> Option<&DcRecord> {
+        self.dcs.values().filter_map(|dc| dc.record.as_ref()).map(|(record, _)| record).find(|record| record.id == id)
+    }
+
     /// Numbers of the containers there are.
     pub fn ids(&self) -> Vec<u32> {
         let ids = self.dcs.values().filter_map(|dc| Some(dc.record.as_ref()?.0.id));

@@ -63,6 +63,7 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
         memory_bytes: memory_bytes(),
         release: own.release.clone(),
         records: own.reads,
+        services: true,
     };
     let removed = records::removed_key(&record.name);
     loop {

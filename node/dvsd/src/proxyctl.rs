@@ -32,7 +32,7 @@ use crate::state::StateError;
 use crate::supervise::{OnAdoption, Problem, Supervised};
 use crate::transports::{self, AllSockets, ListenError, Sockets};
 use crate::waiting;
-use conversation::{ASK_EVERY, Conversation};
+use conversation::{ASK_EVERY, ASK_OFTEN, Conversation};
 
 const NAME: &str = "proxy";
 /// Host uid and gid of proxies: below those of containers' servers.
@@ -98,6 +98,11 @@ struct Inner {
     /// Newer than those that a proxy may have read at its start.
     credentials: Option<Arc<CredentialTexts>>,
     links: Vec<LinkInfo>,
+    /// Of each peer: when something went there that it heard, and since when it confirms that without a pause, by the
+    /// node's clock.
+    confirmed: BTreeMap<String, (u64, u64)>,
+    /// Somebody has to know that as it is now.
+    is_hurried: bool,
     problem: Option<String>,
     /// What it says that it does not do, or what cannot be made of its words.
     complaint: Option<String>,
@@ -108,6 +113,12 @@ struct Inner {
     stopping: bool,
     /// Called when the state of a link is another one.
     on_news: Option<Arc<dyn Fn() + Send + Sync>>,
+}
+
+impl Inner {
+    fn pause(&self) -> Duration {
+        if self.is_hurried { ASK_OFTEN } else { ASK_EVERY }
+    }
 }
 
 impl ProxyControl {
@@ -183,6 +194,29 @@ impl ProxyControl {
     /// proxy.
     pub fn link_states(&self) -> BTreeMap<String, LinkState> {
         links::best_of_each(&self.links())
+    }
+
+    /// Of each peer: when something went there that it surely heard, and since when it says so without a pause, by the
+    /// node's monotonic clock. Of several links the one that knows most.
+    pub fn confirmed(&self) -> BTreeMap<String, (u64, u64)> {
+        let mut all = BTreeMap::<String, (u64, u64)>::new();
+        for proxy in &self.proxies {
+            for (peer, told) in &proxy.shared.inner.lock().confirmed {
+                let best = all.entry(peer.clone()).or_insert(*told);
+                *best = (*best).max(*told);
+            }
+        }
+        all
+    }
+
+    /// Whether [`ProxyControl::confirmed`] has to be as it is now.
+    pub fn hurry(&self, is_hurried: bool) {
+        for proxy in &self.proxies {
+            let was = std::mem::replace(&mut proxy.shared.inner.lock().is_hurried, is_hurried);
+            if is_hurried && !was {
+                sys::eventfd::signal(&proxy.shared.bell);
+            }
+        }
     }
 
     /// Why the proxies are not well.
@@ -283,12 +317,13 @@ impl Shared {
             let refused = said.refused.map(|why| format!("it refused what it was told of other nodes: {why}"));
             self.complain(refused);
         }
+        let confirmed = said.links.iter().filter_map(|link| Some((link.peer.clone(), link.confirmed_ns?))).collect();
         let links: Vec<LinkInfo> = said.links.into_iter().map(|link| links::info(pair, link)).collect();
         let states = |links: &[LinkInfo]| links.iter().map(|link| (link.peer.clone(), link.state)).collect::<Vec<_>>();
         let on_news = {
             let mut inner = self.inner.lock();
             let is_news = states(&inner.links) != states(&links);
-            inner.links = links;
+            (inner.links, inner.confirmed) = (links, confirmed);
             inner.on_news.clone().filter(|_| is_news)
         };
         if let Some(on_news) = on_news {
@@ -412,11 +447,11 @@ impl ProxySupervisor {
 
     fn converse(&mut self) {
         let Some(conversation) = &mut self.conversation else { return };
-        let (peers, credentials) = {
+        let (peers, credentials, pause) = {
             let inner = self.shared.inner.lock();
-            (inner.peers.clone(), inner.credentials.clone())
+            (inner.peers.clone(), inner.credentials.clone(), inner.pause())
         };
-        conversation.speak(peers.as_ref(), credentials.as_ref(), Instant::now());
+        conversation.speak(peers.as_ref(), credentials.as_ref(), pause, Instant::now());
         if self.process.standing() == Standing::Coming {
             conversation.excuse(Instant::now());
         }
@@ -476,7 +511,8 @@ impl ProxySupervisor {
 
     fn wait(&self) {
         let now = Instant::now();
-        let due = self.process.due().into_iter().chain([now + ASK_EVERY]).min();
+        let pause = self.shared.inner.lock().pause();
+        let due = self.process.due().into_iter().chain([now + pause]).min();
         let conversation = self.conversation.as_ref().map(AsFd::as_fd);
         let fds = self.process.descriptors().chain(conversation).chain([self.shared.bell.as_fd()]);
         // What is absent is to be started at once.

@@ -19,6 +19,8 @@
 //! | `/engine/…` | see `quorum` | |
 //! | `/format` | number: of the shape of all this | for ever; see `level` |
 //! | `/programs/DCID/…` | what the container's programs agree on; see `cs-core` | until deleted, or with the lease of the node for it; see `desks` |
+//! | `/services/DCID/…` | what is to be kept running; see `services::record` | until removed |
+//! | `/loads/NODE` | thousandths of its CPUs in use | with the node's lease, while somebody wants to know |
 //! | `/epochs/DCID/ENDPOINT` | number | with the container: incarnations never repeat, whichever node starts them |
 
 use std::collections::BTreeMap;
@@ -78,6 +80,9 @@ pub struct NodeRecord {
     /// Of its dvs.
     #[serde(default)]
     pub release: Release,
+    /// It knows services, and may be given some.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub services: bool,
     /// Formats of all this that it reads.
     #[serde(default = "of_the_first_release")]
     pub records: Versions,

@@ -46,7 +46,8 @@ pub fn check(spec: &DcSpec, known_nodes: &KnownNodes) -> Result<(), ErrorBody> {
     check_limits(spec)?;
     check_cpus(spec, known_nodes)?;
     check_servers(spec)?;
-    check_disks(spec)
+    check_disks(spec)?;
+    service_core::wish::check(&spec.services, &spec.nodes)
 }
 
 fn check_nodes(spec: &DcSpec, known: &KnownNodes) -> Result<(), ErrorBody> {

@@ -46,15 +46,24 @@ impl Keeper {
         self.call_gate.as_ref().is_some_and(|gate| gate.listeners.len() + coming >= LISTENERS_MAX)
     }
 
-    /// For a call gate that begins: its socket to the keeper, the journal, its socket to init. The one before is told
-    /// by the end of its socket that it is not it any more.
-    pub fn begin_call_gate(&mut self) -> io::Result<Option<[OwnedFd; 3]>> {
+    /// For a call gate that begins: its socket to the keeper, the journal, its socket to init, the one over which it
+    /// asks for memory, and where there are jobs the socket at which they are asked for and the one over which it asks
+    /// for far ends; where it says what `/proc` shows, that mount, the kernel's procfs and the socket over which it
+    /// asks for lookers. The one before is told by the end of its socket that it is not it any more.
+    pub fn begin_call_gate(&mut self) -> io::Result<Option<Vec<OwnedFd>>> {
         let Some(gate) = &mut self.call_gate else { return Ok(None) };
-        let (ours, theirs) = sys::seqpacket::pair()?;
         gate.waits_after = None;
-        gate.socket = None;
-        gate.socket = Some(self.poll.watch(ours, Source::CallGate, Interest::Read)?);
-        Ok(Some([theirs, gate.journal.try_clone()?, gate.orders.try_clone()?]))
+        let theirs = self.poll.open_door(&mut gate.socket, Source::CallGate)?;
+        let memory = self.memory.begin(&self.poll)?;
+        let mut all = vec![theirs, gate.journal.try_clone()?, gate.orders.try_clone()?, memory];
+        if let Some(door) = &mut self.job_door {
+            all.extend(door.begin(&self.poll)?);
+            if let Some((fuse, _)) = &self.proc_fuse {
+                let looks = self.looks.begin(&self.poll)?;
+                all.extend([fuse.try_clone()?, self.proc_dir.try_clone()?, looks]);
+            }
+        }
+        Ok(Some(all))
     }
 
     /// A program's listener came with its socket before the program was executed.

@@ -8,9 +8,12 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use mgmt_api::{ErrorBody, ExecRequest, Process, RunRequest};
+use service_core::tenure::Run;
 
 use crate::packet::{self, PacketError};
-use crate::protocol::{Answer, Follow, FuseOptions, LAUNCH_LIMIT, Request, Status, UNGREETED, VERSIONS, Versions};
+use crate::protocol::{
+    Answer, Follow, FuseOptions, LAUNCH_LIMIT, Permit, Request, RunStanding, Status, UNGREETED, VERSIONS, Versions,
+};
 use crate::refusal::Refusal;
 
 /// A keeper that serves answers at once; an `exec` on a slow file system may take [`LAUNCH_LIMIT`] of it.
@@ -80,6 +83,31 @@ pub struct CallGateFds {
     pub journal: OwnedFd,
     /// Over it go orders of other nodes to init.
     pub init: OwnedFd,
+    /// Over it the keeper is asked for memory of programs.
+    pub memory: OwnedFd,
+    /// `None`: its programs see no socket of the container.
+    pub jobs: Option<JobFds>,
+    /// `None`: `/proc` is the kernel's.
+    pub proc: Option<ProcFds>,
+}
+
+/// What of it is for `/proc`.
+#[derive(Debug)]
+pub struct ProcFds {
+    pub fuse: OwnedFd,
+    /// The directory of the container's procfs.
+    pub native: OwnedFd,
+    /// Over it the keeper is asked for lookers.
+    pub looks: OwnedFd,
+}
+
+/// What of it is for jobs.
+#[derive(Debug)]
+pub struct JobFds {
+    /// Programs ask there.
+    pub door: OwnedFd,
+    /// Over it go orders for far ends.
+    pub starter: OwnedFd,
 }
 
 /// The connected socket of a client.
@@ -254,9 +282,15 @@ impl KeeperClient {
     /// What a call gate begins with. `None`: the container's programs have none here.
     pub fn begin_call_gate(&self) -> Result<Option<CallGateFds>, KeeperError> {
         let (answer, fds) = self.ask(&Request::BeginCallGate, &[])?;
-        let fds: Result<[OwnedFd; 3], _> = fds.try_into();
-        match (answer, fds) {
-            (Answer::CallGate, Ok([keeper, journal, init])) => Ok(Some(CallGateFds { keeper, journal, init })),
+        let mut fds = fds.into_iter();
+        let first = (fds.next(), fds.next(), fds.next(), fds.next());
+        let jobs = fds.next().zip(fds.next()).map(|(door, starter)| JobFds { door, starter });
+        let proc = fds.next().zip(fds.next()).zip(fds.next());
+        let proc = proc.map(|((fuse, native), looks)| ProcFds { fuse, native, looks });
+        match (answer, first) {
+            (Answer::CallGate, (Some(keeper), Some(journal), Some(init), Some(memory))) => {
+                Ok(Some(CallGateFds { keeper, journal, init, memory, jobs, proc }))
+            }
             (Answer::NotStored, _) => Ok(None),
             _ => Err(self.confused()),
         }
@@ -270,6 +304,71 @@ impl KeeperClient {
 
     pub fn unmount_fuse(&self) -> Result<(), KeeperError> {
         self.done(&Request::UnmountFuse, &[])
+    }
+
+    /// Starts a run of a service, which is held until a moment of `sys::clock`. `None`: that very run
+    /// began before. May be asked again.
+    ///
+    /// # Errors
+    /// [`Refusal::Run`]: it does not begin, for now or ever. [`Refusal::Launch`] and others: it began, and its program
+    /// did not start.
+    pub fn begin_run(
+        &self,
+        instance: &str,
+        run: Run,
+        until_ns: u64,
+        request: &RunRequest,
+    ) -> Result<Option<u32>, KeeperError> {
+        self.begin_any(instance, (run, until_ns), false, request)
+    }
+
+    /// The same for a program that asks whether another one is well: nothing of it is kept but its end in
+    /// [`KeeperClient::hold_runs`].
+    ///
+    /// # Errors
+    /// As of [`KeeperClient::begin_run`].
+    pub fn begin_check(
+        &self,
+        instance: &str,
+        run: Run,
+        until_ns: u64,
+        request: &RunRequest,
+    ) -> Result<Option<u32>, KeeperError> {
+        self.begin_any(instance, (run, until_ns), true, request)
+    }
+
+    fn begin_any(
+        &self,
+        instance: &str,
+        (run, until_ns): (Run, u64),
+        is_check: bool,
+        request: &RunRequest,
+    ) -> Result<Option<u32>, KeeperError> {
+        let (instance, request) = (instance.to_owned(), request.clone());
+        let request = Request::BeginRun { instance, run, until_ns, is_check, request };
+        match self.ask(&request, &[])?.0 {
+            Answer::Started { pid } => Ok(Some(pid)),
+            Answer::Begun => Ok(None),
+            _ => Err(self.confused()),
+        }
+    }
+
+    /// Lets runs be held until that moment; says how all stand.
+    pub fn hold_runs(&self, permits: Vec<Permit>, until_ns: u64) -> Result<Vec<RunStanding>, KeeperError> {
+        match self.ask(&Request::HoldRuns { permits, until_ns }, &[])?.0 {
+            Answer::Runs(standings) => Ok(standings),
+            _ => Err(self.confused()),
+        }
+    }
+
+    /// Nothing of an instance up to this epoch begins any more. What runs of it goes on.
+    pub fn close_run(&self, instance: &str, epoch: u64) -> Result<(), KeeperError> {
+        self.done(&Request::CloseRun { instance: instance.to_owned(), epoch }, &[])
+    }
+
+    /// For the first process of a run; SIGKILL for all that it started.
+    pub fn signal_run(&self, instance: &str, run: Run, signal: i32) -> Result<(), KeeperError> {
+        self.done(&Request::SignalRun { instance: instance.to_owned(), run, signal }, &[])
     }
 
     fn start(&self, request: &Request, stream: Option<&StreamEnd<'_>>) -> Result<u32, KeeperError> {

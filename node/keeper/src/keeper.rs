@@ -10,21 +10,27 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
-use sandbox::fusemount::{Connection, FuseMount, FuseMountError, Namespaces};
+use sandbox::fusemount::{Connection, Covers, FuseMount, FuseMountError, Namespaces};
 use sandbox::rootfs::{Opt, RootFs, RootFsError, View};
 use sandbox::userns::UsernsError;
 use seccompiler::BpfProgram;
+use service_core::restart::RunEnd;
+use sys::without::{Feature, without};
 
 use crate::callgate::CallGate;
 use crate::init::{Init, InitError, Order};
-use crate::launch::Report;
+use crate::jobs::{self, JobDoor};
+use crate::launch::{PorterStand, Report};
 use crate::list;
 use crate::log::Total;
+use crate::looks::LookDoor;
+use crate::memory::MemoryDoor;
 use crate::packet::{self, PacketError};
 use crate::poll::{Interest, Poll, Ready, Source, Watched};
 use crate::program::{HungUp, Life, Program};
 use crate::protocol::{Answer, CONNECTIONS_MAX, FuseOptions, KeeperOptions, Request};
 use crate::refusal::{Refusal, Task};
+use crate::runs::Runs;
 
 /// Ended programs that are remembered, as the contract says.
 pub const ENDED_MAX: usize = 1000;
@@ -55,6 +61,12 @@ const KILLED: u8 = 137;
 const OUT_OF_MEMORY: &str = "out of memory";
 pub const FUSE_KEY: &str = "fuse";
 pub const FUSE_PLACE: &str = "/dc";
+const PROC_PLACE: &str = "/proc";
+/// Linux that knows `FUSE_NOTIFY_RESEND`.
+const RESEND_SINCE: (u32, u32) = (6, 9);
+const OWN_PROC: &str = "/proc shows the processes of this node alone, not of all (Linux 6.9 shows all)";
+/// Files there are short.
+const PROC_READ_BYTES: u32 = 128 << 10;
 
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
@@ -75,6 +87,8 @@ pub enum BuildError {
         #[source]
         cause: io::Error,
     },
+    #[error("could not mount what /proc shows")]
+    Proc(#[source] FuseMountError),
     #[error("could not wait for events")]
     Poll(#[source] io::Error),
 }
@@ -132,6 +146,9 @@ pub struct Keeper {
     signals: Watched,
     pub connections: BTreeMap<u32, Conversation>,
     pub programs: BTreeMap<u32, Program>,
+    pub runs: Runs,
+    pub memory: MemoryDoor,
+    pub looks: LookDoor,
     helpers: BTreeMap<u32, Helper>,
     /// Who waits for a helper to end, to get one of its own; at most as many as there are connections.
     list_askers: VecDeque<u32>,
@@ -146,9 +163,15 @@ pub struct Keeper {
     pub filter: BpfProgram,
     /// Absent where calls to other nodes are not answered: of a container that has no others.
     pub call_gate: Option<CallGate>,
+    /// Likewise.
+    pub job_door: Option<JobDoor>,
+    /// Of far ends, while there are jobs.
+    pub porters: Option<PorterStand>,
     pub degraded: Vec<String>,
     pub phase: Phase,
     pub fuse: Option<Connection>,
+    /// Of `/proc`, where it shows all nodes.
+    pub proc_fuse: Option<(OwnedFd, Connection)>,
     pub(crate) log_bytes: Total,
     /// Kills for want of memory that some program's end was ascribed to.
     oom_told: u64,
@@ -162,7 +185,7 @@ fn file_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Buil
 
 impl Keeper {
     /// Makes the namespaces, the mount tree, init and the control socket.
-    pub fn build(options: KeeperOptions, dc_name: String) -> Result<Keeper, BuildError> {
+    pub fn build(mut options: KeeperOptions, dc_name: String) -> Result<Keeper, BuildError> {
         let (base, span) = (options.pid_base, options.pid_span);
         if base < 300 || span < 64 || base.checked_add(span).is_none_or(|end| end > 4_194_304) {
             return Err(BuildError::BadRange { base, span });
@@ -180,7 +203,17 @@ impl Keeper {
             }
             None => (None, None),
         };
-        let degraded = settle(&options, &init, &user_namespace, orders)?;
+        let (mut on, mut job_door) = (None, None);
+        if let Some(dir) = &options.ipc_dir {
+            on = Some(jobs::prepare_on(dir).map_err(file_error("prepare", dir))?);
+            job_door = own.map(|_| JobDoor::new(dir).map_err(file_error("listen in", dir))).transpose()?;
+        }
+        let asked_to_show = options.shows_all && call_gate.is_some();
+        options.shows_all = asked_to_show && asks_again();
+        let mut degraded = settle(&options, &init, &user_namespace, on.as_deref(), orders)?;
+        if asked_to_show && !options.shows_all {
+            degraded.push(OWN_PROC.to_owned());
+        }
         let inside = PathBuf::from(format!("/proc/{}/root", init.pid));
         let open_inside = |path: &str, flags: OFlags| {
             let path = inside.join(path);
@@ -202,6 +235,9 @@ impl Keeper {
             dc_name,
             connections: BTreeMap::new(),
             programs: BTreeMap::new(),
+            runs: Runs::default(),
+            memory: MemoryDoor::default(),
+            looks: LookDoor::default(),
             helpers: BTreeMap::new(),
             list_askers: VecDeque::new(),
             stored: BTreeMap::new(),
@@ -212,14 +248,19 @@ impl Keeper {
             views: View::all(&inside),
             filter: crate::seccomp::program(own),
             call_gate,
+            job_door,
+            porters: None,
             degraded,
             phase: Phase::Serving,
             fuse: None,
+            proc_fuse: None,
             log_bytes: Total::default(),
             oom_told,
             next_id: 0,
             poll,
         };
+        keeper.cover_proc()?;
+        keeper.options.cgroup.iter().for_each(sandbox::cgroup::Cgroup::sweep_runs);
         keeper.remember_earlier();
         Ok(keeper)
     }
@@ -234,8 +275,11 @@ impl Keeper {
             self.proceed();
             self.keep_logs_short();
             self.abandon_late_launches();
+            self.look_after_runs();
+            self.abandon_late_readers();
             self.abandon_late_helpers();
             self.lose_late_clients();
+            self.dismiss_idle_porters();
             self.serve_list_askers();
             self.admit();
             if let Phase::Over { askers } = &self.phase {
@@ -262,6 +306,11 @@ impl Keeper {
             Source::End(id) => self.bury(id),
             Source::CallGate => self.hear_call_gate(),
             Source::Calls(number) => self.forget_listener(number),
+            Source::Jobs => self.hear_jobs(),
+            Source::Memory => self.hear_memory(),
+            Source::Reader(id) => self.bury_reader(id),
+            Source::Looks => self.hear_looks(),
+            Source::Looker(id) => self.bury_looker(id),
             Source::Output(id, _) | Source::Input(id) => self.with_program(id, Program::pump),
             Source::Client(id, number) => {
                 let hung_up = if event.hung_up { HungUp::Yes } else { HungUp::No };
@@ -466,25 +515,33 @@ impl Keeper {
     /// The program runs: tell who asked, let output and input flow.
     fn executed(&mut self, id: u32, pid: u32) {
         self.forget_namesake(pid);
-        let log = crate::log::Log::create(&self.options.log_dir, pid, &self.log_bytes);
         let Some(program) = self.programs.get_mut(&id) else { return };
+        if program.is_recorded() {
+            let log = crate::log::Log::create(&self.options.log_dir, pid, &self.log_bytes);
+            program.log = log.inspect_err(|cause| tracing::warn!(%cause, pid, "a program has no log")).ok();
+        }
         program.report = None;
         let trapped = program.trapped.take();
         program.pid = pid;
         program.life = Life::Running;
-        program.log = log.inspect_err(|cause| tracing::warn!(%cause, pid, "a program has no log")).ok();
         for client in &mut program.clients {
             client.push(mgmt_api::stream::Kind::Started, &pid.to_le_bytes());
         }
-        let asker = program.asker.take();
+        let (asker, job, instance) = (program.asker.take(), program.job, program.instance.clone());
         program.hear_all();
         program.pump();
         self.keep_record(id);
         if let Some(trapped) = trapped {
             self.take_listener(&trapped);
         }
+        if let Some(instance) = instance {
+            self.run_executed(&instance, pid);
+        }
         if let Some(asker) = asker {
             self.answer(asker, &Answer::Started { pid }, &[]);
+        }
+        if let Some(ticket) = job {
+            self.answer_job(ticket, 0);
         }
     }
 
@@ -510,7 +567,9 @@ impl Keeper {
         let Some(refusal) = program.refusal.take() else { return };
         // The daemon that asked has the client's socket too, and says the last word.
         program.clients.clear();
-        if let Some(asker) = program.asker.take() {
+        if let Some(ticket) = program.job {
+            self.answer_job(ticket, jobs::errno_of(&refusal));
+        } else if let Some(asker) = program.asker.take() {
             self.answer(asker, &Answer::Refused(refusal), &[]);
         }
     }
@@ -522,6 +581,9 @@ impl Keeper {
         let Some(pidfd) = program.pidfd.take() else { return };
         if matches!(program.life, Life::Refused | Life::Abandoned) {
             let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
+            if let Some(instance) = program.instance.clone() {
+                self.run_ended(&instance, id, RunEnd::NotStarted);
+            }
             self.tell_refused(id);
             self.forget(id);
             return;
@@ -541,6 +603,13 @@ impl Keeper {
         }
         program.life = Life::Ended(status);
         program.pump();
+        let is_recorded = program.is_recorded();
+        if let Some(instance) = program.instance.clone() {
+            self.run_ended(&instance, id, RunEnd::Exit(status));
+        }
+        if !is_recorded {
+            return self.forget(id);
+        }
         self.keep_record(id);
         self.forget_oldest();
     }
@@ -590,6 +659,9 @@ impl Keeper {
             .map(|program| program.launch_limit)
             .chain(self.helpers.values().filter(|helper| helper.asker.is_some()).map(Helper::limit))
             .chain(refused)
+            .chain(self.runs.due())
+            .chain(self.memory.due())
+            .chain(self.porters.as_ref().map(PorterStand::until))
             .chain(self.programs.values().filter_map(Program::awaits_client_until))
             .chain(phase)
             .min();
@@ -625,13 +697,17 @@ impl Keeper {
 
     /// When nobody does, cutting off frees nobody, and what is not written yet would be lost for nothing.
     fn somebody_waits_for_the_gate(&self) -> bool {
-        self.fuse.as_ref().is_some_and(|connection| connection.waiting().is_none_or(|requests| requests > 0))
+        self.connections_of_gates().any(|connection| connection.waiting().is_none_or(|requests| requests > 0))
+    }
+
+    fn connections_of_gates(&self) -> impl Iterator<Item = &Connection> {
+        self.fuse.iter().chain(self.proc_fuse.as_ref().map(|(_, connection)| connection))
     }
 
     /// Lets those go who wait for the gate.
     fn cut_off(&self) {
-        if let Some(Err(error)) = self.fuse.as_ref().map(Connection::abort) {
-            tracing::error!(error = sandbox::helper::chain(&error), "the file tree stays");
+        for error in self.connections_of_gates().filter_map(|connection| connection.abort().err()) {
+            tracing::error!(error = sandbox::helper::chain(&error), "a file system of a gate stays");
         }
     }
 
@@ -693,12 +769,32 @@ impl Keeper {
         }
     }
 
+    /// Covers `/proc`. Nobody looks there before a call gate answers.
+    fn cover_proc(&mut self) -> Result<(), BuildError> {
+        if !self.options.shows_all {
+            return Ok(());
+        }
+        let fds = self.namespaces().map_err(BuildError::Poll)?;
+        let [user, mount, ..] = fds.as_slice() else { return Ok(()) };
+        let process = Some(self.init.pidfd.as_fd());
+        let fuse = FuseMount {
+            place: PROC_PLACE,
+            max_read_bytes: PROC_READ_BYTES,
+            read_ahead_kib: PROC_READ_BYTES >> 10,
+            covers: Covers::What,
+        };
+        let mounted = fuse.mount(None, Namespaces { user: user.as_fd(), mount: mount.as_fd(), process });
+        self.proc_fuse = Some(mounted.map_err(BuildError::Proc)?);
+        Ok(())
+    }
+
     /// Mounts the file tree; the descriptor is stored too.
     pub fn mount_fuse(&mut self, options: &FuseOptions) -> Result<OwnedFd, Refusal> {
         let fuse = FuseMount {
             place: FUSE_PLACE,
             max_read_bytes: options.max_read_bytes,
             read_ahead_kib: options.read_ahead_kib,
+            covers: Covers::Nothing,
         };
         let before = self.fuse.as_ref();
         let (fd, connection) = self.with_mount(|namespaces| fuse.mount(before, namespaces), Task::MountTree)?;
@@ -712,7 +808,9 @@ impl Keeper {
         let connection = self.fuse.as_ref();
         self.with_mount(|namespaces| FuseMount::unmount(FUSE_PLACE, connection, namespaces), Task::UnmountTree)?;
         // Detached only: programs that are in it, and wait for a gate that does not answer, must get to know.
-        self.cut_off();
+        if let Some(Err(error)) = self.fuse.as_ref().map(Connection::abort) {
+            tracing::error!(error = sandbox::helper::chain(&error), "the file tree stays");
+        }
         self.stored.remove(FUSE_KEY);
         self.fuse = None;
         Ok(())
@@ -727,7 +825,7 @@ impl Keeper {
         let [user, mount, ..] = fds.as_slice() else {
             return Err(task.failed()(io::Error::from(io::ErrorKind::NotFound)));
         };
-        work(Namespaces { user: user.as_fd(), mount: mount.as_fd() }).map_err(task.failed())
+        work(Namespaces { user: user.as_fd(), mount: mount.as_fd(), process: None }).map_err(task.failed())
     }
 
     /// user, mount, pid, net, ipc, uts
@@ -739,6 +837,17 @@ impl Keeper {
         fds.push(self.init.pidfd.try_clone()?);
         Ok(fds)
     }
+}
+
+/// Whether the kernel asks the next gate what one that was killed had read; else whoever waited would wait for ever.
+fn asks_again() -> bool {
+    if without(Feature::FuseResend) {
+        return false;
+    }
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(RESEND_SINCE.0), Some(RESEND_SINCE.1))
 }
 
 fn oom_kills(options: &KeeperOptions) -> u64 {
@@ -756,6 +865,7 @@ fn settle(
     options: &KeeperOptions,
     init: &Init,
     user_namespace: &OwnedFd,
+    on: Option<&Path>,
     orders: Option<OwnedFd>,
 ) -> Result<Vec<String>, BuildError> {
     let pid = rustix::process::Pid::from_raw(init.pid as i32);
@@ -770,7 +880,9 @@ fn settle(
         hosts: &options.hosts,
         resolv_conf: options.resolv_conf.as_deref(),
         ipc_dir: options.ipc_dir.as_deref(),
+        on,
         volatile_bytes: options.volatile_bytes,
+        with_native_proc: options.shows_all,
         terminals: options.terminals.unwrap_or(mgmt_api::Limits::TERMINALS),
         opt: if options.with_opt { Opt::Shown } else { Opt::Hidden },
     };

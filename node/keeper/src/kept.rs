@@ -32,7 +32,9 @@ struct Record {
 impl Keeper {
     /// Writes what is known of a program. Without room for it nothing of it outlives this keeper.
     pub(crate) fn keep_record(&self, id: u32) {
-        let Some(program) = self.programs.get(&id).filter(|program| program.pid != 0) else { return };
+        let Some(program) = self.programs.get(&id).filter(|program| program.pid != 0 && program.is_recorded()) else {
+            return;
+        };
         let record =
             Record { process: program.process(&self.options.node), gone: program.log.as_ref().map_or(0, Log::gone) };
         let path = path_of(&self.options.log_dir, program.pid);

@@ -13,16 +13,21 @@
 //!
 //! Reports come over a pipe that exec closes: first the program's PID inside, then, if something failed, what and why.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use mgmt_api::{Bytes, NoHex, RootFs, RunRequest};
+use proc_core::start::JobOwner;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Gid, Resource, Rlimit, Uid, WaitId, WaitIdOptions, chdir, setrlimit, setsid, umask, waitid};
-use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capability_is_in_bounding_set, configure_capability_in_ambient_set,
+    remove_capability_from_bounding_set, set_capabilities, set_keep_capabilities, set_thread_groups,
+    set_thread_res_gid, set_thread_res_uid,
+};
 use seccompiler::BpfProgram;
 use sys::child::{ForkError, Forked, Parentage, exec, exit_now, fork};
 use sys::ns::Kinds;
@@ -33,13 +38,17 @@ use crate::refusal::{BadRun, Refusal, Stage};
 pub const ARGUMENT_BYTES_MAX: usize = 2 << 20;
 /// Strings among them.
 pub const ARGUMENTS_MAX: usize = 65_536;
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/dvs/bin";
 /// Descriptors a program may open before it raises its own limit; some programs close them all one by one.
 const OPEN_FILES: u64 = 1024;
 /// Of -1,000 to 1,000: the higher, the sooner the kernel takes a process.
 const OUT_OF_MEMORY_SCORE: &str = "500";
 /// Of a variable that is none: enough to recognise it.
 const SHOWN_CHARS_MAX: usize = 200;
+/// How long there are porters after the last job.
+const STAND_FOR: Duration = Duration::from_secs(60);
+/// What one is told.
+const STAND_BYTES_MAX: usize = 1024;
 /// The porter waits for nothing but the kernel.
 const PORTER_LIMIT: Duration = Duration::from_secs(5);
 
@@ -74,8 +83,18 @@ pub struct Plan {
     paths: Vec<CString>,
     root: RootFs,
     workdir: Option<CString>,
-    uid: u32,
-    gid: u32,
+    owner: Owner,
+}
+
+/// As whom a program runs.
+#[derive(Clone, Debug)]
+enum Owner {
+    User {
+        uid: u32,
+        gid: u32,
+    },
+    /// As the process that asked for it, on another node.
+    Job(JobOwner),
 }
 
 /// What a launch needs beside the plan; all of it is the keeper's own.
@@ -191,9 +210,13 @@ impl Plan {
             paths: c_strings(candidates(name, &path)).map_err(nul)?,
             root,
             workdir: workdir.map(CString::new).transpose().map_err(nul)?,
-            uid: run.uid,
-            gid: run.gid,
+            owner: Owner::User { uid: run.uid, gid: run.gid },
         })
+    }
+
+    /// For the far end of a job: with these rights, and no others. `program`: whatever the request's name leads to.
+    pub fn of_job(self, program: &CStr, owner: JobOwner) -> Plan {
+        Plan { paths: vec![program.to_owned()], owner: Owner::Job(owner), ..self }
     }
 
     /// Starts the chain of processes; returns when the program exists, before it is executed.
@@ -212,28 +235,27 @@ impl Plan {
             }
             Forked::Parent { pidfd, .. } => {
                 drop((say, say_number, hand_over, stdio));
-                let mut bytes = [0; 4];
-                if !comes_within(&number, PORTER_LIMIT) {
-                    let _ = sys::child::send_signal(&pidfd, libc::SIGKILL);
-                    return Err(LaunchError::Stuck(pidfd));
-                }
-                let told = File::from(number).read_exact(&mut bytes);
-                let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
-                if told.is_err() {
-                    return Err(early(report));
-                }
-                let pid = u32::from_ne_bytes(bytes);
-                // It is our child: even if it ended, its number is not given away before we have waited for it.
-                let pidfd = sys::pidfd::open(pid as i32).map_err(LaunchError::Vanished)?;
-                Ok(Launched { pidfd, report, trapped })
+                await_program(pidfd, number, report, trapped)
             }
         }
     }
 
     fn porter(&self, around: &Surroundings<'_>, stdio: &Stdio, say: Says<'_>, say_number: OwnedFd) -> ! {
         let pipes: Vec<&OwnedFd> = say.all().chain([&say_number]).collect();
-        let carried = keep_only(around, stdio, &pipes).and_then(|()| self.carry(around));
-        let failure = match carried {
+        let ready = keep_only(around, stdio, &pipes).and_then(|()| join_groups(around));
+        self.carry(ready, around, stdio, say, say_number)
+    }
+
+    /// The last steps of the porter, which ends with them.
+    fn carry(
+        &self,
+        ready: Result<(), Failure>,
+        around: &Surroundings<'_>,
+        stdio: &Stdio,
+        say: Says<'_>,
+        say_number: OwnedFd,
+    ) -> ! {
+        let failure = match ready.and_then(|()| enter(around)) {
             Ok(Forked::Child) => {
                 drop(say_number);
                 self.program(around, stdio, say)
@@ -246,21 +268,6 @@ impl Plan {
         };
         tell(say.report, &0_u32.to_ne_bytes());
         tell_failure(say.report, failure)
-    }
-
-    fn carry(&self, around: &Surroundings<'_>) -> Result<Forked, Failure> {
-        // When memory ends for all, programs go before what serves them. The file is the host's: inside there is
-        // another /proc.
-        let _ = std::fs::write("/proc/self/oom_score_adj", OUT_OF_MEMORY_SCORE);
-        for members in around.members {
-            rustix::io::write(members, b"0").map_err(Failure::errno(Stage::Cgroup))?;
-        }
-        let all = Kinds::USER | Kinds::MOUNT | Kinds::PID | Kinds::NET | Kinds::IPC | Kinds::UTS;
-        sys::ns::join(around.process, all).map_err(Failure::new(Stage::Namespaces))?;
-        fork(Parentage::Sibling).map_err(|error| match error {
-            ForkError::Kernel(cause) => Failure::new(Stage::Fork)(cause),
-            ForkError::Threads => Failure { stage: Stage::Fork, errno: libc::EINVAL },
-        })
     }
 
     fn program(&self, around: &Surroundings<'_>, stdio: &Stdio, say: Says<'_>) -> ! {
@@ -296,7 +303,11 @@ impl Plan {
                 .map_err(|error| Failure { stage: Stage::Root, errno: errno_of(&error) })?;
         }
         umask(rustix::fs::Mode::from_raw_mode(0o022));
-        become_user(self.uid, self.gid).map_err(Failure::errno(Stage::Identity))?;
+        match &self.owner {
+            Owner::User { uid, gid } => become_user(*uid, *gid),
+            Owner::Job(owner) => become_owner(owner),
+        }
+        .map_err(Failure::errno(Stage::Identity))?;
         self.enter_directory().map_err(Failure::errno(Stage::Directory))?;
         // Sets no_new_privs too.
         match say.listener {
@@ -334,6 +345,153 @@ impl Plan {
             }
         }
         Failure { stage: Stage::Exec, errno }
+    }
+}
+
+/// When memory ends for all, programs go before what serves them; and they count for their container.
+fn join_groups(around: &Surroundings<'_>) -> Result<(), Failure> {
+    // When memory ends for all, programs go before what serves them. The file is the host's: inside there is
+    // another /proc.
+    let _ = std::fs::write("/proc/self/oom_score_adj", OUT_OF_MEMORY_SCORE);
+    for members in around.members {
+        rustix::io::write(members, b"0").map_err(Failure::errno(Stage::Cgroup))?;
+    }
+    Ok(())
+}
+
+/// Only children of who joined a pid namespace are in it.
+fn enter(around: &Surroundings<'_>) -> Result<Forked, Failure> {
+    let all = Kinds::USER | Kinds::MOUNT | Kinds::PID | Kinds::NET | Kinds::IPC | Kinds::UTS;
+    sys::ns::join(around.process, all).map_err(Failure::new(Stage::Namespaces))?;
+    fork(Parentage::Sibling).map_err(|error| match error {
+        ForkError::Kernel(cause) => Failure::new(Stage::Fork)(cause),
+        ForkError::Threads => Failure { stage: Stage::Fork, errno: libc::EINVAL },
+    })
+}
+
+fn await_program(
+    porter: OwnedFd,
+    number: OwnedFd,
+    report: OwnedFd,
+    trapped: Option<OwnedFd>,
+) -> Result<Launched, LaunchError> {
+    let mut bytes = [0; 4];
+    if !comes_within(&number, PORTER_LIMIT) {
+        let _ = sys::child::send_signal(&porter, libc::SIGKILL);
+        return Err(LaunchError::Stuck(porter));
+    }
+    let told = File::from(number).read_exact(&mut bytes);
+    let _ = waitid(WaitId::PidFd(porter.as_fd()), WaitIdOptions::EXITED);
+    if told.is_err() {
+        return Err(early(report));
+    }
+    let pid = u32::from_ne_bytes(bytes);
+    // It is our child: even if it ended, its number is not given away before we have waited for it.
+    let pidfd = sys::pidfd::open(pid as i32).map_err(LaunchError::Vanished)?;
+    Ok(Launched { pidfd, report, trapped })
+}
+
+/// A process in the control groups, of which porters are forked: with version 1 of control groups the kernel lets who
+/// joins, and meanwhile everybody who forks or ends, wait for all CPUs, which takes longer than everything else. Who is
+/// forked is a member from the beginning.
+#[derive(Debug)]
+pub struct PorterStand {
+    process: OwnedFd,
+    socket: OwnedFd,
+    used: Instant,
+}
+
+impl PorterStand {
+    /// `plan_of`: what shall be started, from what [`PorterStand::launch`] is given.
+    ///
+    /// # Errors
+    /// The kernel makes no process.
+    pub fn prepare(
+        around: &Surroundings<'_>,
+        stdio: &Stdio,
+        plan_of: impl Fn(&[u8]) -> Option<Plan>,
+    ) -> Result<PorterStand, LaunchError> {
+        let (socket, theirs) = sys::seqpacket::pair().map_err(LaunchError::Pipe)?;
+        match fork(Parentage::Mine)? {
+            Forked::Child => {
+                drop(socket);
+                let joined = keep_only(around, stdio, &[&theirs]).and_then(|()| join_groups(around));
+                stand(joined, around, stdio, &theirs, plan_of)
+            }
+            Forked::Parent { pidfd, .. } => Ok(PorterStand { process: pidfd, socket, used: Instant::now() }),
+        }
+    }
+
+    /// As long as nobody needs it.
+    pub fn until(&self) -> Instant {
+        self.used + STAND_FOR
+    }
+
+    /// As [`Plan::launch`]. `None`: it is gone, or held by something, and nothing was begun.
+    pub fn launch(&mut self, what: &[u8], trap: Trap) -> Option<Result<Launched, LaunchError>> {
+        let pipe = || pipe_with(PipeFlags::CLOEXEC).ok();
+        let ((report, say), (number, say_number)) = (pipe()?, pipe()?);
+        let (trapped, hand_over) = match trap {
+            Trap::Calls => sys::seqpacket::pair().ok().map(|(ours, theirs)| (Some(ours), Some(theirs)))?,
+            Trap::Nothing => (None, None),
+        };
+        let given: Vec<&OwnedFd> = [&say, &say_number].into_iter().chain(&hand_over).collect();
+        sys::seqpacket::send(&self.socket, what, &given).ok()?;
+        drop((say, say_number, hand_over));
+        self.used = Instant::now();
+        if !comes_within(&self.socket, PORTER_LIMIT) {
+            return None;
+        }
+        // Its child is ours.
+        let porter = sys::seqpacket::receive(&self.socket, &mut [0; 8]).ok()?.descriptors.into_iter().next()?;
+        Some(await_program(porter, number, report, trapped))
+    }
+
+    /// Ends it. What holds it (a frozen control group) holds it against the kill too; then it stays unburied until the
+    /// keeper ends.
+    pub fn dismiss(self) {
+        let _ = sys::child::send_signal(&self.process, libc::SIGKILL);
+        if comes_within(&self.process, Duration::from_millis(100)) {
+            let _ = waitid(WaitId::PidFd(self.process.as_fd()), WaitIdOptions::EXITED);
+        }
+    }
+}
+
+fn stand(
+    joined: Result<(), Failure>,
+    around: &Surroundings<'_>,
+    stdio: &Stdio,
+    socket: &OwnedFd,
+    plan_of: impl Fn(&[u8]) -> Option<Plan>,
+) -> ! {
+    let mut packet = [0; STAND_BYTES_MAX];
+    loop {
+        while !comes_within(socket, STAND_FOR) {}
+        let Ok(received) = sys::seqpacket::receive(socket, &mut packet) else { exit_now(1) };
+        let mut given = received.descriptors.into_iter();
+        // With nothing the keeper is gone.
+        let (Some(report), Some(say_number)) = (given.next(), given.next()) else { exit_now(0) };
+        let hand_over = given.next();
+        let what = packet.get(..received.bytes).unwrap_or_default();
+        match fork(Parentage::Sibling) {
+            Ok(Forked::Child) => {
+                let say = Says { report: &report, listener: hand_over.as_ref() };
+                match plan_of(what) {
+                    Some(plan) => plan.carry(joined, around, stdio, say, say_number),
+                    None => {
+                        tell(say.report, &0_u32.to_ne_bytes());
+                        tell_failure(say.report, Failure { stage: Stage::Exec, errno: libc::EPROTO })
+                    }
+                }
+            }
+            Ok(Forked::Parent { pidfd, .. }) => {
+                if sys::seqpacket::send(socket, &[1], &[pidfd]).is_err() {
+                    exit_now(1);
+                }
+            }
+            // The keeper sees that nothing comes of it.
+            Err(_) => exit_now(1),
+        }
     }
 }
 
@@ -382,11 +540,41 @@ fn take_terminal(stdio: &Stdio) -> rustix::io::Result<()> {
     rustix::stdio::dup2_stderr(&stdio.error)
 }
 
-fn become_user(uid: u32, gid: u32) -> rustix::io::Result<()> {
+pub fn become_user(uid: u32, gid: u32) -> rustix::io::Result<()> {
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     set_thread_groups(&[gid])?;
     set_thread_res_gid(gid, gid, gid)?;
     set_thread_res_uid(uid, uid, uid)
+}
+
+/// What it may do after exec is what the other process may: the kernel gives a user with number 0 all that its bounding
+/// set has, the others what is ambient.
+fn become_owner(owner: &JobOwner) -> rustix::io::Result<()> {
+    let set = CapabilitySet::from_bits_retain;
+    let permitted = set(owner.permitted);
+    for capability in (0..64).map(|number| set(1 << number)) {
+        match capability_is_in_bounding_set(capability) {
+            Ok(true) if !permitted.contains(capability) => remove_capability_from_bounding_set(capability)?,
+            Ok(_) => {}
+            // The kernel knows no more of them.
+            Err(rustix::io::Errno::INVAL) => break,
+            Err(cause) => return Err(cause),
+        }
+    }
+    let (inheritable, ambient) = (set(owner.inheritable) & permitted, set(owner.ambient) & permitted);
+    let own = rustix::thread::capabilities(None)?;
+    set_capabilities(None, CapabilitySets { inheritable, ..own })?;
+    let groups: Vec<Gid> = owner.groups.iter().copied().map(Gid::from_raw).collect();
+    set_thread_groups(&groups)?;
+    let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
+    set_thread_res_gid(gid, gid, gid)?;
+    // Until exec, for what is ambient.
+    set_keep_capabilities(!ambient.is_empty())?;
+    set_thread_res_uid(uid, uid, uid)?;
+    let own = rustix::thread::capabilities(None)?;
+    let (effective, permitted) = (own.effective & permitted, own.permitted & permitted);
+    set_capabilities(None, CapabilitySets { inheritable, effective, permitted })?;
+    ambient.iter().try_for_each(|capability| configure_capability_in_ambient_set(capability, true))
 }
 
 /// The first system error among an error's causes.

@@ -25,25 +25,29 @@
 mod callgate;
 mod client;
 mod init;
+mod jobs;
 mod keeper;
 pub mod kept;
 mod launch;
 mod list;
 mod log;
+mod looks;
+mod memory;
 mod orders;
 mod packet;
 mod poll;
 mod program;
 mod protocol;
 mod refusal;
+mod runs;
 mod seccomp;
 mod stream;
 mod work;
 
-pub use client::{CallGateFds, KeeperClient, KeeperError, NamespaceFds, StreamEnd};
+pub use client::{CallGateFds, JobFds, KeeperClient, KeeperError, NamespaceFds, ProcFds, StreamEnd};
 pub use keeper::FUSE_KEY;
 pub use packet::{PacketError, read_packet};
-pub use protocol::{FuseOptions, KeeperOptions, Status, VERSIONS, Versions};
+pub use protocol::{FuseOptions, KeeperOptions, Permit, RunStanding, Status, VERSIONS, Versions};
 pub use refusal::{BadRun, Refusal, Stage, Task};
 
 use std::process::ExitCode;

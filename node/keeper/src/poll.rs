@@ -35,6 +35,16 @@ pub enum Source {
     CallGate,
     /// A descriptor by which calls of a program come, and of what it started.
     Calls(u32),
+    /// The call gate, which asks for far ends of jobs.
+    Jobs,
+    /// The call gate, which asks for memory.
+    Memory,
+    /// A child that read some ended.
+    Reader(u32),
+    /// The call gate, which asks for a looker.
+    Looks,
+    /// A looker ended.
+    Looker(u32),
 }
 
 /// What is waited for.
@@ -100,6 +110,15 @@ impl Poll {
         Ok(watched)
     }
 
+    /// A new pair of sockets: our end is watched in the place of the earlier one, which is closed first, so that
+    /// whoever has its other end knows that it is not heard any more. Gives the other end.
+    pub fn open_door(&self, place: &mut Option<Watched>, source: Source) -> io::Result<OwnedFd> {
+        let (ours, theirs) = sys::seqpacket::pair()?;
+        *place = None;
+        *place = Some(self.watch(ours, source, Interest::Read)?);
+        Ok(theirs)
+    }
+
     pub fn wait(&self, limit: Option<Duration>) -> io::Result<Vec<Ready>> {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         // Rounded up: a wait that ends early would spin.
@@ -162,6 +181,11 @@ fn encode(source: Source) -> u64 {
         Source::Client(id, client) => (9, id, client & 0xff_ffff),
         Source::CallGate => (10, 0, 0),
         Source::Calls(id) => (11, id, 0),
+        Source::Jobs => (12, 0, 0),
+        Source::Memory => (13, 0, 0),
+        Source::Reader(id) => (14, id, 0),
+        Source::Looks => (15, 0, 0),
+        Source::Looker(id) => (16, id, 0),
     };
     kind << 56 | u64::from(owner) << 24 | u64::from(part)
 }
@@ -181,6 +205,11 @@ fn decode(token: u64) -> Option<Source> {
         9 => Source::Client(owner, part),
         10 => Source::CallGate,
         11 => Source::Calls(owner),
+        12 => Source::Jobs,
+        13 => Source::Memory,
+        14 => Source::Reader(owner),
+        15 => Source::Looks,
+        16 => Source::Looker(owner),
         _ => return None,
     })
 }
@@ -204,6 +233,11 @@ mod tests {
             Source::Client(u32::MAX, 0xff_ffff),
             Source::CallGate,
             Source::Calls(u32::MAX),
+            Source::Jobs,
+            Source::Memory,
+            Source::Reader(u32::MAX),
+            Source::Looks,
+            Source::Looker(u32::MAX),
         ] {
             assert_eq!(decode(encode(source)), Some(source));
         }

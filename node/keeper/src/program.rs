@@ -18,6 +18,7 @@ use mgmt_api::stream::Kind;
 use rustix::io::Errno;
 use rustix::termios::{Winsize, tcsetwinsize};
 
+use crate::jobs::JobTicket;
 use crate::log::Log;
 use crate::poll::{Interest, Watched};
 use crate::stream::{Audience, Client, Gone, QUEUE_BYTES_MAX, Return, Said, Token};
@@ -97,6 +98,12 @@ pub struct Program {
     pub refusal: Option<crate::refusal::Refusal>,
     /// The connection that waits to hear the PID.
     pub asker: Option<u32>,
+    /// It is the far end of a job.
+    pub job: Option<JobTicket>,
+    /// Of a service: it is a run of it.
+    pub instance: Option<String>,
+    /// Nobody looks for it later.
+    pub is_check: bool,
     pub outputs: Vec<Output>,
     pub input: Option<Input>,
     /// The keeper's end of its terminal: output 0 reads it, this is for input and size.
@@ -122,6 +129,11 @@ impl Program {
         self.watch_outputs();
         self.write_input();
         self.try_settle();
+    }
+
+    /// Whether its output and its end are kept: not of what only serves somebody else.
+    pub fn is_recorded(&self) -> bool {
+        self.job.is_none() && !self.is_check
     }
 
     /// Takes a client that was accepted; it hears the PID and what comes from now on.
@@ -186,6 +198,9 @@ impl Program {
             trapped: None,
             refusal: None,
             asker: None,
+            job: None,
+            instance: None,
+            is_check: false,
             outputs: Vec::new(),
             input: None,
             terminal: None,

@@ -12,7 +12,7 @@
 //! | version | differs from the one before |
 //! |---|---|
 //! | 1 | no greeting; a refusal is an `ErrorBody`, said to the client of a stream by the keeper itself |
-//! | 2 | the greeting; a refusal is a [`Refusal`], and the daemon says the last word to the client of a stream; what a call gate begins with |
+//! | 2 | the greeting; a refusal is a [`Refusal`], and the daemon says the last word to the client of a stream; what a call gate begins with; runs of services |
 //!
 //! The rule: a daemon speaks its own version and at least the one before ([`VERSIONS`]), a keeper may speak its own
 //! alone. What is added so that a side that does not know it ignores it without harm (a field with a default) needs no
@@ -26,6 +26,8 @@ use std::time::Duration;
 use mgmt_api::{ErrorBody, ExecRequest, Process, RunRequest};
 use sandbox::cgroup::Cgroup;
 use serde::{Deserialize, Serialize};
+use service_core::restart::RunEnd;
+use service_core::tenure::Run;
 
 pub use versions::Versions;
 
@@ -104,6 +106,9 @@ pub struct KeeperOptions {
     /// The container has other nodes, and programs may name their processes: there is a call gate.
     #[serde(default)]
     pub spans: bool,
+    /// `/proc` shows the processes of all its nodes: its call gate says what it shows.
+    #[serde(default)]
+    pub shows_all: bool,
     /// From a request to run to exec; absent: [`LAUNCH_LIMIT`]. Only tests are less patient.
     #[serde(default)]
     pub launch_limit_ms: Option<u64>,
@@ -148,6 +153,29 @@ pub struct Status {
     pub fuse_mounted: bool,
     /// What this kernel or host could not give, and what it means.
     pub degraded: Vec<String>,
+}
+
+/// What may be held for longer.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Permit {
+    pub instance: String,
+    pub epoch: u64,
+}
+
+/// How the runs of an instance of a service stand.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RunStanding {
+    pub instance: String,
+    /// The last that began.
+    pub last: Run,
+    /// Nothing up to this epoch begins any more.
+    pub closed: u64,
+    /// It has not ended: its processes, and what they started, are there.
+    pub is_held: bool,
+    /// Of its first process; 0 before that was executed.
+    pub pid: u32,
+    /// How it ended.
+    pub end: Option<RunEnd>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -208,6 +236,31 @@ pub(crate) enum Request {
     BeginCallGate,
     MountFuse(FuseOptions),
     UnmountFuse,
+    /// A run of a service begins, unless it did, or may not any more. It is held until a moment of the node's monotonic
+    /// clock.
+    BeginRun {
+        instance: String,
+        run: Run,
+        until_ns: u64,
+        /// It asks whether another one is well: what it writes and how it ended is not kept.
+        is_check: bool,
+        request: RunRequest,
+    },
+    /// It may be held for longer; the answer is how all runs stand.
+    HoldRuns {
+        permits: Vec<Permit>,
+        until_ns: u64,
+    },
+    /// Nothing of it up to this epoch begins any more. What runs goes on.
+    CloseRun {
+        instance: String,
+        epoch: u64,
+    },
+    SignalRun {
+        instance: String,
+        run: Run,
+        signal: i32,
+    },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -238,7 +291,11 @@ pub(crate) enum Answer {
     NotStored,
     /// user, mount, pid, net, ipc, uts, and the pidfd of init.
     Namespaces,
-    /// The call gate's socket to the keeper, the journal, its socket to init.
+    /// That very run began before.
+    Begun,
+    Runs(Vec<RunStanding>),
+    /// The call gate's socket to the keeper, the journal, its socket to init, one for memory, two for jobs (`jobs.rs`),
+    /// three for `/proc`.
     CallGate,
     /// The refusal of a keeper of version 1, and what one of a later version says to a client that does not greet.
     Failed(ErrorBody),

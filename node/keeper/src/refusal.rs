@@ -7,6 +7,7 @@ use std::io;
 
 use mgmt_api::stream::session::Miscounted;
 use serde::{Deserialize, Serialize};
+use service_core::tenure::RunRefusal;
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum Refusal {
@@ -37,6 +38,9 @@ pub enum Refusal {
     BadKey,
     #[error("{} descriptors are stored already", crate::protocol::STORED_MAX)]
     StoreFull,
+    /// Of a service.
+    #[error("the run does not begin: {0:?}")]
+    Run(RunRefusal),
     #[error("the container is being stopped")]
     Stopping,
     #[error("the container has too many programs on this node")]
@@ -128,6 +132,7 @@ pub enum Task {
     MountTree,
     UnmountTree,
     PrepareCallGate,
+    MakeGroup,
 }
 
 impl Task {
@@ -147,6 +152,7 @@ impl Task {
             Task::MountTree => "mount the file tree",
             Task::UnmountTree => "unmount the file tree",
             Task::PrepareCallGate => "prepare what the call gate begins with",
+            Task::MakeGroup => "make a control group for the service",
         }
     }
 

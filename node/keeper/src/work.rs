@@ -12,6 +12,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
+use crate::jobs::JobTicket;
 use crate::keeper::{Keeper, PROGRAMS_MAX, Phase};
 use crate::launch::{LaunchError, Launched, Plan, Stdio, Surroundings, Terminal, Trap};
 use crate::list::{self, Known};
@@ -80,10 +81,20 @@ impl Keeper {
                 Err(error) => Err(Task::OpenNamespaces.failed()(error)),
             },
             Request::BeginCallGate => match self.begin_call_gate() {
-                Ok(Some(fds)) => Ok((Answer::CallGate, fds.into())),
+                Ok(Some(fds)) => Ok((Answer::CallGate, fds)),
                 Ok(None) => Ok((Answer::NotStored, Vec::new())),
                 Err(error) => Err(Task::PrepareCallGate.failed()(error)),
             },
+            Request::BeginRun { instance, run, until_ns, is_check, request } => {
+                return self.begin_run(asker, &instance, (run, until_ns), is_check, request);
+            }
+            Request::HoldRuns { permits, until_ns } => Ok((self.hold_runs(&permits, until_ns), Vec::new())),
+            Request::CloseRun { instance, epoch } => {
+                self.close_run(&instance, epoch).map(|()| (Answer::Done, Vec::new()))
+            }
+            Request::SignalRun { instance, run, signal } => {
+                self.signal_run(&instance, run, signal).map(|()| (Answer::Done, Vec::new()))
+            }
             Request::MountFuse(options) => self.mount_fuse(&options).map(|fd| (Answer::Descriptor, vec![fd])),
             Request::UnmountFuse => self.unmount_fuse().map(|()| (Answer::Done, Vec::new())),
         };
@@ -145,12 +156,7 @@ impl Keeper {
     }
 
     fn try_run(&mut self, id: u32, run: RunRequest, beside: Option<u32>) -> Result<Program, Refusal> {
-        if !matches!(self.phase, Phase::Serving) {
-            return Err(Refusal::Stopping);
-        }
-        if self.running() >= PROGRAMS_MAX || self.is_full_of_listeners() {
-            return Err(Refusal::ProgramsFull);
-        }
+        self.check_room()?;
         let mut run = run;
         if beside.is_some() {
             // The root is that of the process beside; its mount namespace has it already.
@@ -160,20 +166,43 @@ impl Keeper {
         let plan = Plan::check(&run, &self.options.hostname, &self.options.env)?;
         let beside = beside.map(|pid| self.process(pid)).transpose()?;
         let process = beside.as_ref().map_or(self.init.pidfd.as_fd(), |process| process.as_fd());
-        let (program, stdio) = self.prepare(id, run)?;
-        let around = Surroundings {
+        let (program, stdio) = self.prepare(id, run, None)?;
+        self.refresh_views();
+        let launched = plan.launch(&self.surroundings(process), stdio);
+        self.take_up(program, launched)
+    }
+
+    /// Whether there may be one more program.
+    pub fn check_room(&self) -> Result<(), Refusal> {
+        if !matches!(self.phase, Phase::Serving) {
+            return Err(Refusal::Stopping);
+        }
+        if self.running() >= PROGRAMS_MAX || self.is_full_of_listeners() {
+            return Err(Refusal::ProgramsFull);
+        }
+        Ok(())
+    }
+
+    pub fn surroundings<'a>(&'a self, process: BorrowedFd<'a>) -> Surroundings<'a> {
+        Surroundings {
             process,
             members: &self.members,
             filter: &self.filter,
             trap: if self.call_gate.is_some() { Trap::Calls } else { Trap::Nothing },
             open_files: self.options.open_files.unwrap_or(mgmt_api::Limits::OPEN_FILES),
-        };
+        }
+    }
+
+    pub fn refresh_views(&self) {
         for view in &self.views {
             if let Err(cause) = view.refresh() {
                 tracing::warn!(%cause, "what the node installed since is perhaps not seen in the container");
             }
         }
-        match plan.launch(&around, stdio) {
+    }
+
+    pub fn take_up(&mut self, program: Program, launched: Result<Launched, LaunchError>) -> Result<Program, Refusal> {
+        match launched {
             Ok(launched) => self.watch(program, launched),
             Err(LaunchError::Early(failure)) => Err(failure.into()),
             Err(LaunchError::Stuck(porter)) => {
@@ -217,7 +246,7 @@ impl Keeper {
     }
 
     /// The record and the descriptors of both sides.
-    fn prepare(&self, id: u32, run: RunRequest) -> Result<(Program, Stdio), Refusal> {
+    pub fn prepare(&self, id: u32, run: RunRequest, job: Option<JobTicket>) -> Result<(Program, Stdio), Refusal> {
         let fail = |error: std::io::Error| Task::MakeStreams.failed()(error);
         let mut program = Program {
             id,
@@ -232,6 +261,9 @@ impl Keeper {
             trapped: None,
             refusal: None,
             asker: None,
+            job,
+            instance: None,
+            is_check: false,
             outputs: Vec::new(),
             input: None,
             terminal: None,
@@ -244,6 +276,7 @@ impl Keeper {
         };
         let stdio = match program.request.terminal {
             Some(size) => self.prepare_terminal(&mut program, size),
+            None if job.is_some() => crate::jobs::no_streams(),
             None => self.prepare_pipes(&mut program),
         };
         stdio.map(|stdio| (program, stdio)).map_err(fail)

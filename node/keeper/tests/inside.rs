@@ -122,7 +122,7 @@ fn socket_directory_of_the_broker_is_seen_inside() {
     let listener = std::os::unix::net::UnixListener::bind(dir.path().join("m3ipc")).expect("bind");
     std::fs::set_permissions(dir.path().join("m3ipc"), std::os::unix::fs::PermissionsExt::from_mode(0o666))
         .expect("mode");
-    assert_eq!(keeper.shell("ls /run/dvs; test -S /run/dvs/m3ipc && echo socket").text(), "m3ipc\nsocket");
+    assert_eq!(keeper.shell("ls /run/dvs; test -S /run/dvs/m3ipc && echo socket").text(), "bin\nlib\nm3ipc\nsocket");
     drop(listener);
 }
 

@@ -24,7 +24,11 @@ struct Straight(Arc<InitSocket>);
 
 impl NodeLinks for Straight {
     fn send(&mut self, _: Seat, order: &Order) {
-        self.0.carry(order).expect("init is there");
+        // Over a ring the order would be refused for now, and come again.
+        while let Err(cause) = self.0.carry(order) {
+            assert_eq!(cause.kind(), std::io::ErrorKind::WouldBlock, "init is there");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
@@ -56,7 +60,7 @@ impl Gate {
         };
         let links = Straight(Arc::clone(&far));
         let (calls, receiver, news) =
-            CallStates::new(setting, &memory, listeners.clone(), |_, _| Ok(links)).expect("descriptors");
+            CallStates::new(setting, &memory, listeners.clone(), fds.memory, |_, _| Ok(links)).expect("descriptors");
         let wake: Wake = calls.wake().clone();
         wake.greeted(seat(other), life);
         let (tell, arrivals) = (news.clone(), wake.clone());

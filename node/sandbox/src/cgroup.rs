@@ -11,7 +11,11 @@
 //! mount without controllers counts for nothing). Only the inmost have members. A process that has too little memory is
 //! killed within its own group. Programs do not see groups at all; nothing of them is mounted in a container.
 //!
+//! A program that is to be ended as one with whatever it starts has a group of its own below `programs` ([`RunGroup`]).
+//!
 //! Not here: which limits a container has, reservations and their admission (later: VTM).
+
+mod runs;
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -23,6 +27,10 @@ use std::time::{Duration, Instant};
 use mgmt_api::Limits;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
+
+pub use runs::RunGroup;
+
+use crate::fusemount;
 
 /// All groups of ours are below this one.
 const PARENT: &str = "dvs";
@@ -45,6 +53,8 @@ const SOCKETS_DIVISOR: u64 = 8;
 const PERIOD_US: u64 = 100_000;
 /// Killed processes that do not go within this time are stuck in the kernel.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
+/// Those that do not go within this time may wait for gates that are gone.
+const KILL_PATIENCE: Duration = Duration::from_secs(1);
 /// A group without members can be busy for a moment while the kernel cleans up after the last one.
 const REMOVE_LIMIT: Duration = Duration::from_secs(2);
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
@@ -251,12 +261,7 @@ impl Cgroup {
     /// Files that take the number of a process into the group of programs, one per hierarchy. A process that writes `0`
     /// moves itself.
     pub fn member_files(&self) -> Result<Vec<OwnedFd>, CgroupError> {
-        let open = |dir: PathBuf| {
-            let path = dir.join("cgroup.procs");
-            let file = OpenOptions::new().write(true).open(&path);
-            file.map(OwnedFd::from).map_err(|cause| file_error("open", &path, cause))
-        };
-        self.dirs(Level::Programs).into_iter().map(open).collect()
+        self.dirs(Level::Programs).iter().map(|dir| member_file(dir)).collect()
     }
 
     /// Moves a process (all its threads) into the group of programs.
@@ -281,11 +286,15 @@ impl Cgroup {
     fn members_of(&self, level: Level) -> Result<Vec<u32>, CgroupError> {
         let Some(dir) = self.dirs(level).into_iter().next() else { return Ok(Vec::new()) };
         let path = dir.join("cgroup.procs");
-        match std::fs::read_to_string(&path) {
-            Ok(text) => Ok(text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid != 0).collect()),
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-            Err(cause) => Err(file_error("read", &path, cause)),
+        let mut members = match std::fs::read_to_string(&path) {
+            Ok(text) => pids(&text),
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(cause) => return Err(file_error("read", &path, cause)),
+        };
+        if level == Level::Programs {
+            members.extend(runs::run_dirs(&dir).iter().flat_map(|run| runs::members(run)));
         }
+        Ok(members)
     }
 
     /// Of programs and servers. What cannot be read is 0.
@@ -320,6 +329,7 @@ impl Cgroup {
             if let Hierarchy::V2(_) = self.hierarchy {
                 let _ = self.dirs(level).first().map(|dir| write(&dir.join("cgroup.kill"), "1"));
             }
+            self.dirs(level).iter().flat_map(|dir| runs::run_dirs(dir)).for_each(|run| runs::thaw(&run));
             let members = self.members_of(level)?;
             if members.is_empty() {
                 return Ok(());
@@ -328,7 +338,21 @@ impl Cgroup {
                 return Err(CgroupError::Unkillable { name: self.name.clone(), count: members.len() });
             }
             let killed: Vec<OwnedFd> = members.iter().filter_map(|pid| kill(*pid)).collect();
-            await_ends(&killed, until);
+            let patience = until.min(Instant::now() + KILL_PATIENCE);
+            await_ends(&killed, patience);
+            if Instant::now() < patience {
+                continue;
+            }
+            // Programs wait for gates, which are servers.
+            let servers = self.members_of(Level::Servers).unwrap_or_default();
+            let cut: usize = members.iter().chain(&servers).map(|pid| fusemount::abandon(*pid)).sum();
+            if cut > 0 {
+                tracing::warn!(
+                    group = self.name,
+                    connections = cut,
+                    "cut off: a gate that was killed waited for itself"
+                );
+            }
         }
     }
 
@@ -337,7 +361,9 @@ impl Cgroup {
         let until = Instant::now() + REMOVE_LIMIT;
         for level in [Level::Programs, Level::Servers, Level::Container] {
             self.kill_level(level)?;
-            self.dirs(level).iter().try_for_each(|dir| remove_empty(dir, until))?;
+            let dirs = self.dirs(level);
+            dirs.iter().flat_map(|dir| runs::run_dirs(dir)).try_for_each(|run| remove_empty(&run, until))?;
+            dirs.iter().try_for_each(|dir| remove_empty(dir, until))?;
         }
         for dir in self.dirs(Level::All) {
             // Busy as long as other groups are below it.
@@ -587,6 +613,18 @@ fn make_dir(path: &Path) -> Result<(), CgroupError> {
 fn read(path: &Path) -> Result<String, CgroupError> {
     let text = std::fs::read_to_string(path).map_err(|cause| file_error("read", path, cause))?;
     Ok(text.trim().to_owned())
+}
+
+/// What takes whoever writes its number there into a group; may be written by a child that sees no groups any more.
+fn member_file(dir: &Path) -> Result<OwnedFd, CgroupError> {
+    let path = dir.join("cgroup.procs");
+    let file = OpenOptions::new().write(true).open(&path);
+    file.map(OwnedFd::from).map_err(|cause| file_error("open", &path, cause))
+}
+
+/// Of a file of members; 0 is who is outside of this process's pid namespace.
+fn pids(text: &str) -> Vec<u32> {
+    text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid != 0).collect()
 }
 
 fn write(path: &Path, value: &str) -> Result<(), CgroupError> {

@@ -8,19 +8,21 @@
 //! Whoever waits for a gate that read his request and then stopped cannot even be killed. [`Connection::abort`] lets
 //! all of them go, whoever else still holds the descriptor.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, openat, statx};
+use rustix::io::write;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, UnmountFlags, fsconfig_create, fsmount, fsopen, mount,
     unmount,
 };
 use sys::ns::Kinds;
 
-use crate::helper::{HelperError, TimeLimit, in_child_with};
+use crate::helper::{HelperError, InPid, Place, TimeLimit, in_child_with};
 
 /// Mounts on top of each other that are taken away before a new one is made.
 const LAYERS_MAX: usize = 16;
@@ -69,7 +71,7 @@ impl Connection {
     /// host's root.
     pub fn abort(&self) -> Result<(), FuseMountError> {
         let file = self.abort.as_ref().map_err(|errno| *errno);
-        let aborted = file.and_then(|file| rustix::io::write(file, b"1"));
+        let aborted = file.and_then(|file| write(file, b"1"));
         let connection = self.number;
         aborted.map(drop).map_err(|cause| FuseMountError::Abort { connection, cause: cause.into() })
     }
@@ -83,6 +85,37 @@ impl Connection {
             got => std::str::from_utf8(text.get(..got)?).ok()?.trim().parse().ok(),
         }
     }
+}
+
+/// A gate that is killed with everybody who has its connection may not end: a thread that told the kernel to drop a
+/// page waits for the request that holds the page, nobody answers that, and by its wait the connection stays open. Cuts
+/// off the connections of threads that were killed (SIGKILL is pending) and are still there; gives how many they were.
+///
+/// The kernel tells since Linux 6.18 which they are; before, none is found. The caller must be the host's root.
+pub fn abandon(pid: u32) -> usize {
+    let text = |path: String| std::fs::read_to_string(path).unwrap_or_default();
+    let names = |path: String| std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    // Whatever ended it, its threads are killed by this.
+    let is_killed = |status: String| {
+        status.lines().any(|line| {
+            let pending = line.strip_prefix("ShdPnd:").or(line.strip_prefix("SigPnd:"));
+            let pending = pending.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+            pending.is_some_and(|signals| signals & 1 << (libc::SIGKILL - 1) != 0)
+        })
+    };
+    let mut numbers = BTreeSet::new();
+    for thread in names(format!("/proc/{pid}/task")) {
+        if !is_killed(text(thread.join("status").display().to_string())) {
+            continue;
+        }
+        for descriptor in names(thread.join("fdinfo").display().to_string()) {
+            let said = text(descriptor.display().to_string());
+            let number = said.lines().find_map(|line| line.strip_prefix("fuse_connection:"));
+            numbers.extend(number.and_then(|number| number.trim().parse::<u32>().ok()));
+        }
+    }
+    let cut = |number: &&u32| control(**number, "abort", OFlags::WRONLY).is_ok_and(|it| write(it, b"1").is_ok());
+    numbers.iter().filter(cut).count()
 }
 
 /// Through a mount of the control file system that nobody else sees: the host need not have one.
@@ -99,6 +132,8 @@ fn control(connection: u32, file: &str, flags: OFlags) -> rustix::io::Result<Own
 pub struct Namespaces<'a> {
     pub user: BorrowedFd<'a>,
     pub mount: BorrowedFd<'a>,
+    /// A pidfd, in whose pid namespace the gate hears who asks. `None`: in the host's.
+    pub process: Option<BorrowedFd<'a>>,
 }
 
 /// How and where.
@@ -108,6 +143,16 @@ pub struct FuseMount<'a> {
     pub place: &'a str,
     pub max_read_bytes: u32,
     pub read_ahead_kib: u32,
+    /// What becomes of a mount that is there.
+    pub covers: Covers,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Covers {
+    /// It is taken away.
+    Nothing,
+    /// It stays below.
+    What,
 }
 
 impl FuseMount<'_> {
@@ -120,12 +165,15 @@ impl FuseMount<'_> {
     ) -> Result<(OwnedFd, Connection), FuseMountError> {
         let fail = |cause| FuseMountError::Helper { place: self.place.to_owned(), cause };
         let patience = TimeLimit { limit: UNMOUNT_LIMIT, free: || cut_off(before) };
-        let (fds, device) = in_child_with(None, patience, || {
+        let place = namespaces.process.map(|process| Place { process, kinds: Kinds::PID, pid: InPid::Yes });
+        let (fds, device) = in_child_with(place, patience, || {
             sys::ns::join(namespaces.user, Kinds::USER)?;
             let fuse = open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())
                 .map_err(|cause| format!("could not open /dev/fuse: {cause}"))?;
             sys::ns::join(namespaces.mount, Kinds::MOUNT)?;
-            take_away(self.place)?;
+            if self.covers == Covers::Nothing {
+                take_away(self.place)?;
+            }
             self.attach(&fuse)?;
             let device = device_number(self.place)?;
             Ok((vec![fuse], device))

@@ -6,6 +6,7 @@
 //! /opt              likewise, when it was asked for
 //! /etc              copy of what everybody on the host may read, with the container's own hosts, hostname, resolv.conf
 //! /proc /sys        the container's own; /sys read-only
+//! /.proc            its /proc once more, where /proc will be covered by one over several nodes
 //! /dev              null zero full random urandom tty, pts, shm, mqueue
 //! /tmp /var /run /root /home /srv   one tmpfs of limited size, this node's alone
 //! /run/dvs          directory of the M3-IPC socket
@@ -104,7 +105,11 @@ pub struct RootFs<'a> {
     pub hosts: &'a [(String, String)],
     pub resolv_conf: Option<&'a str>,
     pub ipc_dir: Option<&'a Path>,
+    /// The program that starts jobs on other nodes. With `ipc_dir`, in which its place is.
+    pub on: Option<&'a Path>,
     pub volatile_bytes: Option<u64>,
+    /// The kernel's procfs is also seen at [`NATIVE_PROC`]: `/proc` will be covered.
+    pub with_native_proc: bool,
     /// Pseudo-terminals at a time.
     pub terminals: u32,
     pub opt: Opt,
@@ -152,6 +157,7 @@ impl RootFs<'_> {
         // What comes from the host is taken before anything of it is covered.
         let mut notes = Vec::new();
         let ipc = self.ipc_dir.map(|dir| clone(dir, OpenTreeFlags::empty())).transpose()?;
+        let on = self.on.filter(|_| ipc.is_some()).and_then(|path| self.take_on(path, &mut notes));
         let hosts = if self.ipc_dir.is_some_and(|dir| dir.join(HOSTS).exists()) { Names::Node } else { Names::Own };
         let etc = etc::collect(Path::new("/etc"));
         let system = self.take_system(&mut notes)?;
@@ -163,7 +169,7 @@ impl RootFs<'_> {
         self.fill_etc(&etc, hosts)?;
         self.make_dir("dev", 0o755)?;
         self.fill_dev()?;
-        self.place_volatile(ipc)?;
+        self.place_volatile(ipc, on)?;
         for dir in ["dc", "mnt", "media"] {
             self.make_dir(dir, 0o755)?;
         }
@@ -214,6 +220,16 @@ impl RootFs<'_> {
         Ok(taken)
     }
 
+    fn take_on(&self, path: &Path, notes: &mut Vec<String>) -> Option<OwnedFd> {
+        let only = Attributes { access: Access::ReadOnly, devices: Devices::Refused, ..Attributes::default() };
+        let taken = clone(path, OpenTreeFlags::empty()).and_then(|tree| {
+            set_attributes(tree.as_fd(), only, Reach::One)
+                .map_err(step(format!("make {} read-only", path.display())))?;
+            Ok(tree)
+        });
+        taken.inspect_err(|error| notes.push(format!("programs have no 'on' ({error}): no jobs on other nodes"))).ok()
+    }
+
     /// A read-only clone of a directory and of each file system mounted below it, with shifted owners where the file
     /// system can.
     fn clones(&self, path: &Path, mounts: &str, notes: &mut Vec<String>) -> Done<Vec<Tree>> {
@@ -250,6 +266,11 @@ impl RootFs<'_> {
             self.make_dir(dir, 0o755)?;
         }
         attach(&clone.tree, &below)?;
+        if self.on.is_some() && clone.path == Path::new("/usr") {
+            // Every PATH has it, also one that a login shell made.
+            self.make_dir(format!("{top}/bin"), 0o755)?;
+            self.make_link(Path::new(ON), format!("{top}/bin/on"))?;
+        }
         let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).map_err(step("make an overlay"))?;
         // The empty layer on top is there because an overlay has two at least.
         fsconfig_set_string(context.as_fd(), "lowerdir", format!("{top}:{below}")).map_err(step("name its layers"))?;
@@ -349,7 +370,7 @@ impl RootFs<'_> {
     }
 
     /// One file system for everything writable, so that one size limits it.
-    fn place_volatile(&self, ipc: Option<OwnedFd>) -> Done {
+    fn place_volatile(&self, ipc: Option<OwnedFd>, on: Option<OwnedFd>) -> Done {
         let flags = MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOSUID;
         let all = self.tmpfs(self.volatile_bytes.unwrap_or(VOLATILE_BYTES), flags)?;
         self.make_dir("volatile", 0o700)?;
@@ -370,6 +391,7 @@ impl RootFs<'_> {
         if let Some(ipc) = ipc {
             self.make_dir("run/dvs", 0o755)?;
             attach(&ipc, "run/dvs")?;
+            on.map(|on| attach(&on, ON.trim_start_matches('/'))).transpose()?;
         }
         unmount("volatile", UnmountFlags::DETACH).map_err(step("put away the volatile tree"))?;
         std::fs::remove_dir("volatile").map_err(step("put away the volatile tree"))
@@ -380,6 +402,11 @@ impl RootFs<'_> {
         self.make_dir("proc", 0o555)?;
         self.make_dir("sys", 0o555)?;
         mount_with("proc", "proc", flags, "")?;
+        if self.with_native_proc {
+            let place = NATIVE_PROC.trim_start_matches('/');
+            self.make_dir(place, 0o555)?;
+            mount_with("proc", place, flags, "")?;
+        }
         mount_with("sysfs", "sys", flags | MountFlags::RDONLY, "")
     }
 
@@ -423,6 +450,11 @@ enum Names {
     Own,
 }
 
+/// The kernel's procfs, where `/proc` is one over all nodes of the container.
+pub const NATIVE_PROC: &str = "/.proc";
+/// The program that starts jobs on other nodes, as programs see it. The directory of [`RootFs::ipc_dir`] has a file
+/// there.
+const ON: &str = "/run/dvs/bin/on";
 /// File in the directory that programs see as `/run/dvs`, to which their `/etc/hosts` leads.
 pub const HOSTS: &str = "hosts";
 
@@ -510,7 +542,9 @@ pub fn enter_tree(path: &str) -> Result<(), RootFsError> {
             Ok(()) | Err(rustix::io::Errno::EXIST) => (),
             Err(cause) => return Err(refused("make a mount point")(cause)),
         }
-        let source = Path::new("/").join(name);
+        let native = Path::new(NATIVE_PROC);
+        // Links of the other one lead out of the image.
+        let source = if name == "proc" && native.exists() { native.to_owned() } else { Path::new("/").join(name) };
         mount_bind_recursive(&source, name).map_err(refused("mount the container's own directories"))?;
     }
     for name in ["etc/hosts", "etc/hostname", "etc/resolv.conf"] {

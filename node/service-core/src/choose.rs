@@ -30,7 +30,7 @@ pub enum NodeStanding {
     Away,
 }
 
-/// ChosenWhy an instance stands where it stands.
+/// Why an instance stands where it stands.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ChosenWhy {
     Asked,
@@ -40,7 +40,7 @@ pub enum ChosenWhy {
     LeastLoaded,
 }
 
-/// ChosenWhy it stands nowhere; it waits.
+/// Why it stands nowhere; it waits.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Nowhere {
     /// The node that was asked for.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use mgmt_api::RestartPolicy;
+use serde::{Deserialize, Serialize};
 
 /// After the first end; twice as long after each further one.
 pub const DELAY_MIN: Duration = Duration::from_millis(100);
@@ -12,7 +13,7 @@ pub const DELAY_MAX: Duration = Duration::from_secs(60);
 pub const STEADY: Duration = Duration::from_secs(60);
 
 /// How it ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum RunEnd {
     /// As a shell shows it: 128 and the signal for one that was killed.
     Exit(u8),

@@ -11,6 +11,8 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 /// From the moment at which the node was there to the end of what it holds.
 pub const PERMIT: Duration = Duration::from_millis(1000);
 /// How often a permit is extended: many times before it is over, so that a busy machine loses nothing.
@@ -29,7 +31,7 @@ const _: () = assert!(EXTEND_EVERY.as_millis() * 5 <= PERMIT.as_millis());
 const _: () = assert!(HEARING.as_millis() > OBJECTION.as_millis());
 
 /// One start of an instance: its placement's epoch, and which start there.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 pub struct Run {
     pub epoch: u64,
     pub number: u64,
@@ -60,7 +62,7 @@ pub enum Begin {
     Refused(RunRefusal),
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum RunRefusal {
     /// A later run began here, or this epoch was closed.
     Over,
@@ -120,6 +122,11 @@ impl RunTenure {
 
     pub fn last(&self) -> Run {
         self.last
+    }
+
+    /// Nothing up to this epoch begins any more.
+    pub fn closed(&self) -> u64 {
+        self.closed
     }
 
     pub fn held(&self) -> Option<Run> {

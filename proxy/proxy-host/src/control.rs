@@ -149,6 +149,10 @@ pub struct LinkStatus {
     /// Microseconds of a round trip, as heartbeats measured it last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round_trip_us: Option<u64>,
+    /// When something went to the peer that it said it has heard, and since when it says so without a pause, by the
+    /// node's monotonic clock in nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confirmed_ns: Option<(u64, u64)>,
     /// In which version the two talk, when there is a connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u8>,

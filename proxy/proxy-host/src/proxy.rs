@@ -52,6 +52,8 @@ pub struct Proxy {
     connections: HashMap<u64, Connection>,
     next_token: u64,
     origin: Instant,
+    /// The same, by the clock of the node.
+    origin_ns: u64,
     next_due: Duration,
     ready: Vec<u64>,
     /// Connections whose round ended before they were dry: what they hold decrypted wakes nobody.
@@ -112,6 +114,8 @@ impl Proxy {
             peers: Table::new(),
             connections: HashMap::new(),
             next_token: token::FIRST_CONNECTION,
+            // Not later than `origin`: nothing is said to have happened later than it did.
+            origin_ns: sys::clock::monotonic_ns(),
             origin: Instant::now(),
             next_due: Duration::ZERO,
             ready: Vec::new(),
@@ -699,7 +703,7 @@ impl Proxy {
                 Encryption::Tls => Encryption::Tls,
                 Encryption::Plain => entry.protection.encryption,
             };
-            entry.status(now, self.carriers.name(carrier), encryption, of_transport)
+            entry.status(now, self.carriers.name(carrier), encryption, of_transport, self.origin_ns)
         };
         let mut links: Vec<_> = self.peers.values().map(status).collect();
         links.sort_by_key(|link| link.id);

@@ -34,6 +34,7 @@ fn link(id: u16) -> LinkStatus {
         channels: u32::MAX,
         silent_ms: Some(u64::MAX),
         version: Some(1),
+        confirmed_ns: None,
         round_trip_us: Some(u64::MAX),
         // Each takes six bytes in JSON.
         last_error: Some("\u{1}".repeat(TEXT_BYTES_MAX)),

@@ -29,6 +29,8 @@ pub const SKIP_MIN: u32 = 8;
 pub const SKIP_MAX: u32 = 1024;
 /// Heartbeats of which one measures the round trip: once a second on an idle link.
 pub const HEARTBEATS_PER_PROBE: u64 = 10;
+/// Heartbeats that may be confirmed yet: of more than a second.
+pub const BEATS_REMEMBERED: usize = 16;
 /// Untold news (OPEN, OPENED, CLOSE, CLOSED) beyond which a peer's further OPEN or CLOSE cuts the link: an answer, an
 /// end and the confirmation of one for each channel.
 pub const NEWS_MAX: usize = 3 * CHANNELS_PER_LINK;

@@ -1,5 +1,6 @@
 //! The link as such: greeting, fencing, silence, credit, counters. Knows frames, not channels.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use abi::{Epoch, IpcError, NodeId, PairId};
@@ -119,6 +120,7 @@ pub(crate) struct Link {
     probe: Option<(u64, Duration)>,
     /// The peer's probe is to be answered.
     answer_due: bool,
+    confirmed: Confirmed,
     pub(crate) round_trip: Option<Duration>,
     /// Bytes of this connection that were processed, and what of it was told.
     processed: u64,
@@ -152,6 +154,7 @@ impl Link {
             heartbeat_echo: 0,
             probe: None,
             answer_due: false,
+            confirmed: Confirmed::default(),
             round_trip: None,
             processed: 0,
             processed_told: 0,
@@ -254,6 +257,7 @@ impl Link {
         }
         (self.processed, self.processed_told, self.peer_processed) = (0, 0, 0);
         (self.heartbeat_echo, self.probe, self.answer_due) = (0, None, false);
+        self.confirmed.begin(now);
         self.version = None;
     }
 
@@ -301,6 +305,7 @@ impl Link {
         // An answer repeats the speaker's last number, so that it is not answered in turn.
         self.answer_due |= seq > self.heartbeat_echo && is_probe(seq);
         self.heartbeat_echo = seq;
+        self.confirmed.echo(now, echo, self.times.suspect);
         if let Some((_, sent)) = self.probe.take_if(|(probe, _)| *probe <= echo) {
             self.round_trip = Some(now.saturating_sub(sent));
         }
@@ -389,14 +394,19 @@ impl Link {
                 self.processed_told = self.processed;
             }
         }
-        let is_due = now.saturating_sub(self.last_sent) >= self.times.heartbeat && self.out.pending().is_empty();
+        let is_idle = now.saturating_sub(self.last_sent) >= self.times.heartbeat && self.out.pending().is_empty();
+        // A link that is busy says, too, what it heard of the peer.
+        let is_due = is_idle || now.saturating_sub(self.confirmed.last_sent()) >= self.times.heartbeat;
         if !is_due && !self.answer_due {
             return;
         }
         let seq = self.heartbeat + u64::from(is_due);
         if self.put_from_reserve(&Frame::Heartbeat { seq, echo: self.heartbeat_echo }) {
             (self.heartbeat, self.last_sent, self.answer_due) = (seq, now, false);
-            if is_due && is_probe(seq) {
+            if is_due {
+                self.confirmed.sent(seq, now);
+            }
+            if is_idle && is_probe(seq) {
                 self.probe = Some((seq, now));
             }
         }
@@ -448,12 +458,60 @@ impl Link {
         self.times
     }
 
+    /// When a heartbeat was sent that the peer confirmed, and since when it confirms them without a pause.
+    pub(crate) fn confirmed(&self) -> Option<(Duration, Duration)> {
+        self.confirmed.last.filter(|_| self.phase == Phase::Up)
+    }
+
     /// When `keep_alive` or a judgement of silence is due next, after `now`.
     pub(crate) fn next_tick(&self, now: Duration) -> Option<Duration> {
         let silence = [self.times.suspect, self.times.down].into_iter().map(|limit| self.last_heard + limit);
         let reach = matches!(self.phase, Phase::Apart | Phase::Greeting).then_some(self.reach_ends());
-        let beat = (self.phase != Phase::Apart).then_some(self.last_sent + self.times.heartbeat);
+        let last_beat = self.last_sent.min(self.confirmed.last_sent());
+        let beat = (self.phase != Phase::Apart).then_some(last_beat + self.times.heartbeat);
         silence.chain(reach).chain(beat).filter(|due| *due > now).min()
+    }
+}
+
+/// What the peer has heard of this side.
+#[derive(Clone, Debug, Default)]
+struct Confirmed {
+    /// Heartbeats that may still be confirmed, with when they went.
+    beats: VecDeque<(u64, Duration)>,
+    sent: Duration,
+    /// When the last one that was confirmed went, and since when they are without a pause.
+    last: Option<(Duration, Duration)>,
+}
+
+impl Confirmed {
+    /// A connection begins.
+    fn begin(&mut self, now: Duration) {
+        self.beats.clear();
+        self.sent = now;
+    }
+
+    fn last_sent(&self) -> Duration {
+        self.sent
+    }
+
+    fn sent(&mut self, seq: u64, now: Duration) {
+        self.sent = now;
+        if self.beats.len() >= limits::BEATS_REMEMBERED {
+            self.beats.pop_front();
+        }
+        self.beats.push_back((seq, now));
+    }
+
+    /// The peer heard one heartbeat not before it went, and the next one by now: if there is less than `suspect`
+    /// between the two, it suspected nothing meanwhile.
+    fn echo(&mut self, now: Duration, echo: u64, suspect: Duration) {
+        let mut newest = None;
+        while self.beats.front().is_some_and(|(seq, _)| *seq <= echo) {
+            newest = self.beats.pop_front();
+        }
+        let Some((_, went)) = newest else { return };
+        let without_pause = self.last.filter(|(before, _)| now.saturating_sub(*before) < suspect);
+        self.last = Some((went, without_pause.map_or(went, |(_, since)| since)));
     }
 }
 
@@ -480,4 +538,37 @@ fn in_words(own: &str, hello: &Hello<'_>, mismatch: versions::Mismatch) -> Strin
 
 fn refuse(refusal: Refusal, reason: &str) -> LinkError {
     LinkError::Refuse { refusal, reason: reason.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peer_confirms_without_a_pause_as_long_as_it_cannot_have_suspected_anything() {
+        let ms = Duration::from_millis;
+        let mut confirmed = Confirmed::default();
+        confirmed.begin(ms(0));
+        for seq in 1..=30_u64 {
+            confirmed.sent(seq, ms(seq * 100));
+        }
+        // Those before are forgotten.
+        confirmed.echo(ms(3010), 10, ms(300));
+        assert_eq!(confirmed.last, None);
+        confirmed.echo(ms(3010), 20, ms(300));
+        assert_eq!(confirmed.last, Some((ms(2000), ms(2000))));
+        // What was sent at 2000 was heard then at the earliest, the next by 2299 at the latest.
+        confirmed.echo(ms(2299), 21, ms(300));
+        assert_eq!(confirmed.last, Some((ms(2100), ms(2000))));
+        // Of several the last one; nothing new is none.
+        confirmed.echo(ms(2390), 23, ms(300));
+        confirmed.echo(ms(2391), 23, ms(300));
+        assert_eq!(confirmed.last, Some((ms(2300), ms(2000))));
+        confirmed.echo(ms(2600), 24, ms(300));
+        assert_eq!(confirmed.last, Some((ms(2400), ms(2400))), "it may have heard nothing for so long");
+        // On another connection numbers of this one say nothing.
+        confirmed.begin(ms(2700));
+        confirmed.echo(ms(2710), 25, ms(300));
+        assert_eq!(confirmed.last, Some((ms(2400), ms(2400))));
+    }
 }

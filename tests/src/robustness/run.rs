@@ -98,6 +98,15 @@ fn generations(rounds: &[Round]) -> Vec<Vec<Round>> {
     generations
 }
 
+/// The others end with whoever has it.
+struct Ending<'a>(&'a Notes);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
 struct Generation<'a> {
     site: &'a Site,
     notes: &'a Notes,
@@ -141,6 +150,8 @@ impl Generation<'_> {
                     operations.fetch_add(files::work(site, notes, DC, node, seed), Ordering::Relaxed);
                 });
             }
+            // Also when it panics: a scope waits for all.
+            let end = Ending(notes);
             std::thread::sleep(QUIET);
             for round in rounds.iter().filter(|round| !round.iter().any(|fault| fault.is_replacement())) {
                 if !self.round(round, done) {
@@ -148,7 +159,7 @@ impl Generation<'_> {
                     break;
                 }
             }
-            notes.end();
+            drop(end);
             watcher.join().expect("it does not panic")
         });
         if is_over {

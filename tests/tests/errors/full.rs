@@ -258,7 +258,7 @@ fn output_that_cannot_be_written_is_an_error_of_every_command_that_prints() {
     for row in TABLE.iter().filter(|row| row.well == Well::Succeeds) {
         let words = world.files.fill(row.line);
         let mut command = world.at("n1", row.typed, &words);
-        if !matches!(row.typed, "run" | "exec") {
+        if !matches!(row.typed, "run" | "exec" | "service add") {
             command.args(["--output", "json"]);
         }
         let script = "exec \"$0\" \"$@\" >/dev/full";
@@ -269,7 +269,8 @@ fn output_that_cannot_be_written_is_an_error_of_every_command_that_prints() {
         full.current_dir(world.files.path(""));
         let tried = Tried::of(row, words, full);
         // These print nothing.
-        let is_silent = matches!(row.typed, "run" | "exec" | "kill" | "doctor report" | "ds pipe" | "logs");
+        let is_silent =
+            matches!(row.typed, "run" | "exec" | "kill" | "doctor report" | "ds pipe" | "logs" | "service logs");
         let outcome = if is_silent { tried.demand_success() } else { with_notes(&tried) };
         faults.extend(outcome.err());
     }
@@ -328,6 +329,9 @@ fn on_a_node_whose_disk_is_full_every_command_does_it_or_says_why_not_and_works_
     let names = world.cluster.ok(&["dc", "ls", "-o", "name"]);
     if !names.lines().any(|name| name == "idle") {
         world.cluster.ok(&["dc", "create", "idle", "--nodes", "n1", "--disk", "64M"]);
+    }
+    if !world.cluster.ok(&["service", "ls", "idle", "-o", "name"]).lines().any(|name| name == "clock/0") {
+        world.cluster.ok(&["service", "add", "idle", "clock", "--", "true"]);
     }
     if !world.cluster.ok(&["access", "ls", "-o", "name"]).lines().any(|name| name == "ada") {
         let out = world.files.path("ada2.access").display().to_string();

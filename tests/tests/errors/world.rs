@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use end_to_end::{Cluster, dvs_binary};
+use end_to_end::{Cluster, dvs_binary, eventually};
 
 use crate::table::{Row, Short, Well};
 
@@ -144,6 +144,12 @@ impl World {
         for key in ["key", "doomed"] {
             cluster.ok(&["ds", "put", "shop", key, "value"]);
         }
+        cluster.ok(&["service", "add", "idle", "clock", "--", "true"]);
+        cluster.ok(&["service", "add", "shop", "clock", "--", "sleep", "100000"]);
+        eventually("the service runs", BOUND, || {
+            let services = cluster.json(&["service", "ls", "shop", "-o", "json"]);
+            (services[0]["instances"][0]["pid"].as_u64()? > 0).then_some(())
+        });
         let pid = cluster.ok(&["run", "-d", "shop", "--", "sleep", "100000"]);
         let access = files.path("ada.access");
         cluster.ok(&["access", "token", "ada", "--role", "viewer", "--out", &access.display().to_string()]);

@@ -2,6 +2,8 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -10,12 +12,16 @@ use ipc::Port;
 use libvos::SharedPort;
 use rustix::io::Errno;
 use rustix::process::{Signal, getpid, kill_process};
-use vos_api::jobs::News;
+use vos_api::job_door::{DoorRequest, JobPlace};
+use vos_api::jobs::{Description, JobFile, News};
 use vos_rt::{Handle, Tenure, serve};
 
-use crate::desk::{Desk, Event, Lines, Orders, Whom};
+use crate::absence::Absence;
+use crate::desk::{Desk, Event, Lines, Orders, SharedFile, Whom};
+use crate::door::{BROKER, OtherNode};
 use crate::inherit::{InheritError, Inherited};
 use crate::streams::{reading, writing};
+use crate::terminal::OwnTerminal;
 
 /// How long a far end may take to come.
 const COMES_WITHIN: Duration = Duration::from_secs(15);
@@ -79,42 +85,55 @@ impl Deputy {
     ///
     /// # Errors
     /// A stream that cannot go along; no broker.
-    pub fn new(arguments: Vec<std::ffi::OsString>, broker: &std::path::Path) -> Result<Deputy, DeputyError> {
+    /// `dir`: `/run/dvs`.
+    pub fn new(arguments: Vec<std::ffi::OsString>, dir: &Path) -> Result<Deputy, DeputyError> {
         let inherited = Inherited::of_this_process(arguments)?;
         let signals = sys::signals::open(&PASSED_ON)?;
         let mut token = [0; 8];
         rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty()).map_err(io::Error::from)?;
-        let port = Port::connect(broker, None).map_err(DeputyError::Port)?;
+        let port = Port::connect(&dir.join(BROKER), None).map_err(DeputyError::Port)?;
         let endpoint = port.endpoint();
         // Zero would be no session.
         let token = u64::from_ne_bytes(token) | 1;
         Ok(Deputy { inherited, signals, port: SharedPort::new(port), endpoint, token })
     }
 
-    /// What the far end is told: where to ask, and the secret that makes it welcome.
-    pub fn address(&self) -> (Endpoint, u64) {
-        (self.endpoint, self.token)
+    /// What shall run.
+    pub fn description(&self) -> &Description {
+        &self.inherited.description
     }
 
-    /// From the far end's start to the end.
+    /// What is asked for: where the far end shall ask, and the secret that makes it welcome.
+    pub fn request(&self, place: JobPlace) -> DoorRequest {
+        let with_terminal = self.description().terminal.is_some();
+        DoorRequest { place, deputy: self.endpoint, token: self.token, with_terminal }
+    }
+
+    /// From the far end's start, on that node, to the end.
     ///
     /// # Errors
     /// No far end came.
-    pub fn run(self) -> Result<JobEnd, DeputyError> {
+    pub fn run(self, node: OtherNode) -> Result<JobEnd, DeputyError> {
         let Deputy { inherited, signals, port, token, .. } = self;
         let (events, heard) = channel();
         let orders = Orders::default();
         let description = inherited.description.encode();
-        let mut lines = Vec::new();
-        for (number, (stream, file)) in inherited.description.streams.iter().zip(inherited.files).enumerate() {
+        let (mut lines, mut files) = (Vec::new(), Vec::new());
+        let streams = inherited.description.streams;
+        let terminal = inherited.terminal;
+        for (number, (stream, carried)) in streams.iter().zip(inherited.files).enumerate() {
             let mut both = Lines::default();
-            if let Some(file) = file {
-                if stream.kind.is_written() {
-                    both.writing = Some(writing(&format!("out-{number}"), file.try_clone()?)?);
-                }
-                if stream.kind.is_read() {
-                    both.reading = Some(reading(&format!("in-{number}"), file)?);
-                }
+            let file = carried.reading.as_ref().or(carried.writing.as_ref()).map(OwnedFd::try_clone).transpose()?;
+            files.push(match (file, &stream.file) {
+                (Some(file), JobFile::Named { offset, .. }) => Some(SharedFile { file, offset: *offset }),
+                _ => None,
+            });
+            if let Some(file) = carried.writing {
+                both.writing = Some(writing(&format!("out-{number}"), file)?);
+            }
+            if let Some(file) = carried.reading {
+                let of = terminal.clone().filter(|_| rustix::termios::isatty(&file));
+                both.reading = Some(reading(&format!("in-{number}"), file, of)?);
             }
             lines.push(both);
         }
@@ -128,6 +147,7 @@ impl Deputy {
             token,
             description,
             lines,
+            files,
             orders: orders.clone(),
             events: events.clone(),
             heard: 0,
@@ -141,7 +161,10 @@ impl Deputy {
             let _ = serve(&served, 1, Tenure::new(1), desk, &stop);
         })?;
         thread("signals", move || pass_on(&signals, &events))?;
-        Watch { heard, orders, port }.run()
+        let absence = Absence::new(node);
+        let over = Watch { heard, orders, port, terminal: terminal.clone(), absence }.run();
+        terminal.iter().for_each(|terminal| terminal.give_back());
+        over
     }
 }
 
@@ -157,10 +180,12 @@ struct Watch {
     heard: Receiver<Event>,
     orders: Orders,
     port: SharedPort,
+    terminal: Option<Arc<OwnTerminal>>,
+    absence: Absence,
 }
 
 impl Watch {
-    fn run(self) -> Result<JobEnd, DeputyError> {
+    fn run(mut self) -> Result<JobEnd, DeputyError> {
         let begun = Instant::now();
         let (mut far, mut is_up) = (None, false);
         loop {
@@ -170,16 +195,33 @@ impl Watch {
                 self.heard.recv_timeout(LOOK)
             };
             match event {
-                Ok(Event::Up(endpoint)) => (far, is_up) = (Some(endpoint), true),
+                Ok(Event::Up(endpoint)) => {
+                    (far, is_up) = (Some(endpoint), true);
+                    self.absence.is_there();
+                }
                 Ok(Event::Down) => is_up = false,
-                Ok(Event::Signal(signal)) => self.orders.signal(whom(signal), signal),
+                Ok(Event::Signal(libc::SIGWINCH)) if self.terminal.is_some() => {
+                    self.terminal.iter().for_each(|terminal| self.orders.resize(terminal.size()));
+                }
+                Ok(Event::Signal(signal)) => {
+                    if signal == libc::SIGCONT {
+                        self.take_terminal();
+                    }
+                    self.orders.signal(whom(signal), signal);
+                }
                 Ok(Event::News(news, value)) => {
+                    match news {
+                        News::Began => self.take_terminal(),
+                        News::Stopped => self.terminal.iter().for_each(|terminal| terminal.give_back()),
+                        _ => {}
+                    }
                     if let Some(over) = heed(news, value) {
                         return Ok(over);
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => match far {
-                    Some(far) if !self.is_there(far) => return Ok(JobEnd::Lost),
+                    Some(far) if self.is_gone(far) => return Ok(JobEnd::Lost),
+                    None if self.absence.is_lost() => return Ok(JobEnd::Lost),
                     None if begun.elapsed() > COMES_WITHIN => return Err(DeputyError::NobodyCame),
                     _ => {}
                 },
@@ -188,10 +230,23 @@ impl Watch {
         }
     }
 
+    fn take_terminal(&self) {
+        self.terminal.iter().for_each(|terminal| {
+            terminal.want();
+            // It may have changed while somebody else had it.
+            self.orders.resize(terminal.size());
+        });
+    }
+
     /// A link that is cut comes back, or its node is lost, and then nobody is bound there.
-    fn is_there(&self, far: Endpoint) -> bool {
-        let told = self.port.with(|port| port.notify(far, 1));
-        !matches!(told, Err(IpcError::NoSuchEndpoint | IpcError::DestinationDied | IpcError::SourceDied))
+    fn is_gone(&mut self, far: Endpoint) -> bool {
+        match self.port.with(|port| port.notify(far, 1)) {
+            Err(error) => self.absence.is_for_good(error),
+            Ok(()) => {
+                self.absence.is_there();
+                false
+            }
+        }
     }
 }
 

@@ -1,14 +1,18 @@
 //! What the deputy's side of the ring does: a service for one client.
 
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use abi::Endpoint;
 use parking_lot::Mutex;
+use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
-use vos_api::jobs::{Describe, Described, Half, News, Next, ORDER_SIGNAL, ORDER_SIGNAL_ALL, Order, Request as Asked};
-use vos_api::jobs::{Read, Say, Shut, Write};
+use vos_api::jobs::{
+    Describe, Described, Half, News, Next, ORDER_RESIZE, ORDER_SIGNAL, ORDER_SIGNAL_ALL, Order, Request as Asked,
+};
+use vos_api::jobs::{Read, Say, Seek, Shut, Write};
 use vos_rt::{ClientId, Hello, HelloReply, Request, Service};
 
 use crate::streams::Line;
@@ -62,10 +66,23 @@ impl Orders {
         let (is_stop, is_continue) = (|value| STOPS.contains(&value), |value| value == CONTINUE);
         let is_over =
             |earlier: u64| (is_continue(value) && is_stop(earlier)) || (is_stop(value) && is_continue(earlier));
-        orders.waiting.retain(|order| order.number <= told || !is_over(order.value));
+        let is_signal = |order: &Order| order.kind != ORDER_RESIZE;
+        orders.waiting.retain(|order| order.number <= told || !is_signal(order) || !is_over(order.value));
         orders.last += 1;
         let number = orders.last;
         orders.waiting.push_back(Order { number, kind, value });
+        orders.answer();
+    }
+
+    /// The terminal has another size.
+    pub fn resize(&self, size: u64) {
+        let mut orders = self.0.lock();
+        // Only the last one counts.
+        let told = orders.told;
+        orders.waiting.retain(|order| order.number <= told || order.kind != ORDER_RESIZE);
+        orders.last += 1;
+        let number = orders.last;
+        orders.waiting.push_back(Order { number, kind: ORDER_RESIZE, value: size });
         orders.answer();
     }
 
@@ -97,10 +114,19 @@ pub struct Lines {
     pub writing: Option<Line>,
 }
 
+/// An open file of the tree that others may have here.
+pub struct SharedFile {
+    pub file: OwnedFd,
+    /// Where it stood when the job began.
+    pub offset: u64,
+}
+
 pub struct Desk {
     pub token: u64,
     pub description: Vec<u8>,
     pub lines: Vec<Lines>,
+    /// Of streams that are files of the tree.
+    pub files: Vec<Option<SharedFile>>,
     pub orders: Orders,
     pub events: Sender<Event>,
     pub heard: u64,
@@ -145,6 +171,19 @@ impl Desk {
         }
     }
 
+    /// Whoever has the same open file here goes on where the program ended, unless somebody went on meanwhile.
+    fn seek(&self, request: Request, stream: u32, at: u64) {
+        let Some(Some(shared)) = self.files.get(stream as usize) else { return request.fail(Errno::BADF) };
+        let moved = seek(&shared.file, SeekFrom::Current(0)).and_then(|here| match here == shared.offset {
+            true => seek(&shared.file, SeekFrom::Start(at)),
+            false => Ok(here),
+        });
+        match moved {
+            Ok(_) => request.reply([0; 4], 0),
+            Err(cause) => request.fail(cause),
+        }
+    }
+
     fn shut(&self, request: Request, shut: Shut) {
         let lines = self.line(shut.stream);
         let line = lines.and_then(|lines| match shut.half {
@@ -182,6 +221,7 @@ impl Service for Desk {
             Ok(Asked::Shut(shut)) => self.shut(request, shut),
             Ok(Asked::Next(Next { after })) => self.orders.next(request, after),
             Ok(Asked::Say(said)) => self.say(request, said),
+            Ok(Asked::Seek(Seek { stream, at })) => self.seek(request, stream, at),
             Err(why) => request.refuse(why),
         }
     }

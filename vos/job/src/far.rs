@@ -18,12 +18,16 @@ use rustix::io::{Errno, read, write};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, waitpid};
 use vos_api::jobs::{
-    DESCRIPTION_BYTES_MAX, Describe, Description, Half, News, Next, ORDER_SIGNAL, PIECE_BYTES_MAX, Read,
+    DESCRIPTION_BYTES_MAX, Describe, Description, Half, News, Next, ORDER_RESIZE, ORDER_SIGNAL, PIECE_BYTES_MAX, Read,
 };
-use vos_api::jobs::{STREAMS_MAX, Say, Shut, StreamKind, Write};
+use vos_api::jobs::{JobFile, STREAMS_MAX, Say, Seek, Shut, StreamKind, Write};
 use vos_api::{Encoded, Operation};
 
+use crate::absence::Absence;
+use crate::door::{BROKER, FarEndOrder, OtherNode};
 use crate::nursery::Nursery;
+use crate::terminal::{Likeness, resize};
+use crate::tree::TreeFiles;
 
 /// A request of each half of each stream, and a few besides.
 const SIZE: Size = Size { entries: 64, arena_bytes: 16 << 20 };
@@ -46,6 +50,8 @@ pub enum FarError {
 /// A far end that has not heard yet what to run.
 pub struct FarEnd {
     nursery: Nursery,
+    likeness: Result<Option<Likeness>, Errno>,
+    order: FarEndOrder,
 }
 
 impl FarEnd {
@@ -53,22 +59,31 @@ impl FarEnd {
     ///
     /// # Errors
     /// The kernel makes no process.
-    pub fn new() -> Result<FarEnd, FarError> {
+    pub fn new(order: FarEndOrder) -> Result<FarEnd, FarError> {
         // The kernel stops no program of a group that has no parent in its session. Who leads one already has it.
         let _ = rustix::process::setsid();
-        Nursery::new().map(|nursery| FarEnd { nursery }).map_err(FarError::Fork)
+        // Only who is forked afterwards has it for its own.
+        let likeness = order.with_terminal.then(Likeness::new).transpose();
+        let nursery = Nursery::new().map_err(FarError::Fork)?;
+        // It leads the terminal's session, and says its last word when that has hung up.
+        sys::child::inherit_signals(1 << (libc::SIGHUP - 1) | 1 << (libc::SIGPIPE - 1), 0);
+        Ok(FarEnd { nursery, likeness, order })
     }
 
     /// Until the program has ended, and the deputy knows how. Does not come back when the deputy ends first: then the
     /// program is killed, and this process ends.
+    /// `dir`: `/run/dvs`, where the container's broker listens and its nodes are told.
     ///
     /// # Errors
     /// The program was not begun.
-    pub fn run(self, broker: &Path, deputy: Endpoint, token: u64) -> Result<(), FarError> {
+    pub fn run(self, dir: &Path) -> Result<(), FarError> {
+        let FarEndOrder { deputy, token, origin, .. } = self.order;
         let child = Child { pid: Pid::from_raw(self.nursery.pid as i32), process: self.nursery.process.try_clone()? };
         let program = Arc::new(Mutex::new(Some(child)));
-        let port = SharedPort::new(Port::connect(broker, None).map_err(FarError::Port)?);
-        let connect = Faithful { port, deputy, program: Arc::clone(&program) };
+        let port = SharedPort::new(Port::connect(&dir.join(BROKER), None).map_err(FarError::Port)?);
+        let node = OtherNode::new(dir, origin);
+        let absence = Absence::new(node);
+        let connect = Faithful { port, deputy, program: Arc::clone(&program), absence };
         let identity = Identity { session: Some(token), ..Identity::default() };
         let session = BlockingSession::open(Box::new(connect), SIZE, identity).map_err(FarError::Session)?;
         let deputy = Asker { session, program: Arc::clone(&program) };
@@ -76,9 +91,36 @@ impl FarEnd {
         let description = deputy.describe()?;
         let what = Description::decode(&description).map_err(|_| FarError::Deputy)?;
         let mut streams = Vec::new();
-        for stream in &what.streams {
-            streams.push(Pipes::new(stream.kind)?);
+        let mut likeness = None;
+        let mut screen = None;
+        if let Some(like) = &what.terminal {
+            let begun = self.likeness.and_then(|likeness| likeness.ok_or(Errno::NOTTY));
+            match begun.and_then(|likeness| likeness.be_like(like)) {
+                Ok(Likeness { master, slave }) => {
+                    screen = Some(Arc::new(master.try_clone()?));
+                    likeness = Some((Some(master), slave));
+                }
+                Err(why) => {
+                    news_of_refusal(&deputy, why);
+                    return Ok(());
+                }
+            }
         }
+        let mut files = TreeFiles::default();
+        for (number, stream) in (0..).zip(&what.streams) {
+            let same = match stream.file {
+                JobFile::Same(of) => streams.get(of as usize).map(|of: &Pipes| of.theirs.try_clone()).transpose()?,
+                _ => files.open(number, &stream.file),
+            };
+            streams.push(match (&mut likeness, same) {
+                (Some((master, slave)), _) if stream.kind.is_terminal() => {
+                    Pipes::of_terminal(stream.kind, master.take(), slave)?
+                }
+                (_, Some(theirs)) => Pipes { theirs, ours: Ours::default() },
+                _ => Pipes::new(stream.kind)?,
+            });
+        }
+        drop(likeness);
         let (theirs, ours): (Vec<_>, Vec<_>) = streams.into_iter().map(|pipes| (pipes.theirs, pipes.ours)).unzip();
         let mut news = Teller { deputy: deputy.clone(), said: 0 };
         let (pid, process) = match self.nursery.become_program(&description, &theirs) {
@@ -93,7 +135,7 @@ impl FarEnd {
         news.say(News::Began, pid.as_raw_nonzero().get() as u64);
 
         let (asked, held) = (deputy.clone(), process);
-        thread("orders", move || asked.obey(pid, &held))?;
+        thread("orders", move || asked.obey(pid, &held, screen.as_deref()))?;
         let over = Arc::new(sys::eventfd::create()?);
         let mut outputs = Vec::new();
         for (number, ours) in (0..).zip(ours) {
@@ -113,6 +155,7 @@ impl FarEnd {
         for output in outputs {
             let _ = output.join();
         }
+        files.tell_where_they_stand(&deputy);
         news.say(last, value);
         Ok(())
     }
@@ -149,6 +192,7 @@ struct Pipes {
     ours: Ours,
 }
 
+#[derive(Default)]
 struct Ours {
     /// What is written here the program reads.
     input: Option<OwnedFd>,
@@ -171,12 +215,20 @@ impl Pipes {
                 let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
                 (theirs, Some(ours.try_clone()?), Some(ours))
             }
-            StreamKind::Null => {
+            // Without a likeness, which a description does not say.
+            StreamKind::Null | StreamKind::Terminal | StreamKind::Screen => {
                 use rustix::fs::{Mode, OFlags, open};
                 (open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?, None, None)
             }
         };
         Ok(Pipes { theirs, ours: Ours { input, output } })
+    }
+
+    /// The first one carries the bytes of all.
+    fn of_terminal(kind: StreamKind, master: Option<OwnedFd>, slave: &OwnedFd) -> io::Result<Pipes> {
+        let is_read = kind == StreamKind::Terminal;
+        let input = master.as_ref().filter(|_| is_read).map(OwnedFd::try_clone).transpose()?;
+        Ok(Pipes { theirs: slave.try_clone()?, ours: Ours { input, output: master } })
     }
 }
 
@@ -203,23 +255,30 @@ struct Faithful {
     port: SharedPort,
     deputy: Endpoint,
     program: Program,
+    absence: Absence,
 }
 
 impl Connect for Faithful {
     fn connect(&mut self) -> Result<RingClient, IpcError> {
         let spec = ipc::RingSpec { entries: SIZE.entries, arena_bytes: SIZE.arena_bytes };
         let ring = self.port.with(|port| port.open_ring(self.deputy, spec, Wait::NoWait));
-        if let Err(IpcError::NoSuchEndpoint | IpcError::DestinationDied | IpcError::SourceDied) = ring {
-            end_with_the_deputy(&self.program);
+        match &ring {
+            Ok(_) => self.absence.is_there(),
+            Err(error) if self.absence.is_for_good(*error) => end_with_the_deputy(&self.program),
+            Err(_) => {}
         }
         ring
     }
 }
 
 #[derive(Clone)]
-struct Asker {
+pub struct Asker {
     session: BlockingSession,
     program: Program,
+}
+
+fn news_of_refusal(deputy: &Asker, why: Errno) {
+    Teller { deputy: deputy.clone(), said: 0 }.say(News::Refused, why.raw_os_error() as u64);
 }
 
 struct Teller {
@@ -247,6 +306,11 @@ impl Asker {
         answer
     }
 
+    /// Where a file of the tree stands.
+    pub fn seek(&self, stream: u32, at: u64) {
+        let _ = self.ask(Seek { stream, at }, 0);
+    }
+
     fn describe(&self) -> Result<Vec<u8>, FarError> {
         let mut all = Vec::new();
         loop {
@@ -262,10 +326,14 @@ impl Asker {
         }
     }
 
-    fn obey(&self, pid: Pid, process: &OwnedFd) {
+    fn obey(&self, pid: Pid, process: &OwnedFd, screen: Option<&OwnedFd>) {
         let mut after = 0;
         while let Ok((order, _)) = self.ask(Next { after }, 0) {
             after = order.number;
+            if order.kind == ORDER_RESIZE {
+                screen.into_iter().for_each(|screen| resize(screen, order.value));
+                continue;
+            }
             let number = i32::try_from(order.value).unwrap_or(0);
             let Some(signal) = Signal::from_named_raw(number) else { continue };
             // A program that ended keeps its number until this process has waited for it, and so does its group.

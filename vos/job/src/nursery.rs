@@ -3,7 +3,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -35,6 +35,9 @@ impl Nursery {
             Forked::Parent { pid, pidfd } => Ok(Nursery { pid, process: pidfd, socket: parents }),
             Forked::Child => {
                 drop(parents);
+                let childs = aside(childs);
+                // Numbers that the program may have.
+                let _ = sys::child::close_all_but(&[childs.as_fd()]);
                 let errno = wait_and_become(&childs);
                 let _ = sys::seqpacket::send(&childs, &errno.raw_os_error().to_le_bytes(), &[] as &[OwnedFd]);
                 exit_now(NOT_RUN)
@@ -78,6 +81,13 @@ fn wait(socket: &OwnedFd) -> Result<(), Errno> {
     }
 }
 
+/// Numbers of the program's own are below: a shell's begin at 63.
+const ASIDE: RawFd = 256;
+
+fn aside(file: OwnedFd) -> OwnedFd {
+    rustix::io::fcntl_dupfd_cloexec(&file, ASIDE).unwrap_or(file)
+}
+
 /// Returns only what went wrong.
 fn wait_and_become(socket: &OwnedFd) -> Errno {
     match become_what_is_said(socket) {
@@ -90,7 +100,7 @@ fn become_what_is_said(socket: &OwnedFd) -> Result<std::convert::Infallible, Err
     wait(socket)?;
     let mut bytes = [0; 8];
     let received = sys::seqpacket::receive(socket, &mut bytes).map_err(errno)?;
-    let mut files = received.descriptors.into_iter();
+    let mut files = received.descriptors.into_iter().map(aside);
     let (true, Some(text)) = (received.bytes == bytes.len(), files.next()) else {
         // The far end is gone.
         exit_now(NOT_RUN)
@@ -117,16 +127,44 @@ fn become_what_is_said(socket: &OwnedFd) -> Result<std::convert::Infallible, Err
         // One that it may not raise stays as it is here.
         let _ = sys::child::set_limit(*resource, *soft, *hard);
     }
+    // As long as the program is not there.
+    let mut kept = Vec::new();
     for (stream, file) in what.streams.iter().zip(files) {
         match stream.descriptor {
             0 => rustix::stdio::dup2_stdin(&file)?,
             1 => rustix::stdio::dup2_stdout(&file)?,
             2 => rustix::stdio::dup2_stderr(&file)?,
-            _ => return Err(Errno::BADF),
+            // Ours are out of the way.
+            further => {
+                let placed = rustix::io::fcntl_dupfd_cloexec(&file, further as RawFd)?;
+                if placed.as_raw_fd() != further as RawFd {
+                    return Err(Errno::BADF);
+                }
+                rustix::io::fcntl_setfd(&placed, rustix::io::FdFlags::empty())?;
+                kept.push(placed);
+            }
+        }
+    }
+    if what.terminal.is_some() {
+        // The kernel stops who does this from the background, unless he does not mind.
+        sys::child::inherit_signals(1 << (libc::SIGTTOU - 1), 0);
+        let terminal = what.streams.iter().find(|stream| stream.kind.is_terminal()).map(|stream| stream.descriptor);
+        let own = rustix::process::getpgrp();
+        match terminal {
+            Some(0) => rustix::termios::tcsetpgrp(rustix::stdio::stdin(), own)?,
+            Some(1) => rustix::termios::tcsetpgrp(rustix::stdio::stdout(), own)?,
+            _ => rustix::termios::tcsetpgrp(rustix::stdio::stderr(), own)?,
         }
     }
     sys::child::inherit_signals(what.ignored, what.blocked);
     Err(exec_as_a_shell_does(&what))
+}
+
+/// Becomes the program in this process, which has its descriptors, directory and limits already: for a job that runs
+/// where it was asked for. Returns only what went wrong.
+pub fn run_here(what: &Description) -> Errno {
+    sys::child::inherit_signals(what.ignored, what.blocked);
+    exec_as_a_shell_does(what)
 }
 
 /// A name with a slash is a path; others are looked for in the directories of `PATH`.

@@ -9,13 +9,18 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, read, write};
 use vos_api::jobs::PIECE_BYTES_MAX;
 use vos_rt::Request;
 
+use crate::terminal::OwnTerminal;
+
 /// Requests of a stream that wait for its thread: the far end has one under way, and asks again over each new ring.
 const WAITING_MAX: usize = 16;
+
+/// How often a terminal is looked at that others have, or may take.
+const TERMINAL_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 enum Asked {
     Read(Request, u64),
@@ -63,9 +68,13 @@ impl Line {
     }
 
     fn wait(&self, file: Option<&OwnedFd>) -> io::Result<()> {
+        self.wait_for(file, None)
+    }
+
+    fn wait_for(&self, file: Option<&OwnedFd>, limit: Option<Timespec>) -> io::Result<()> {
         let mut fds = vec![PollFd::new(&*self.bell, PollFlags::IN)];
         fds.extend(file.map(|file| PollFd::new(file, PollFlags::IN)));
-        match poll(&mut fds, None) {
+        match poll(&mut fds, limit.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(cause) => return Err(cause.into()),
         }
@@ -75,9 +84,10 @@ impl Line {
 }
 
 /// A stream that the deputy reads.
-pub fn reading(name: &str, file: OwnedFd) -> io::Result<Line> {
+pub fn reading(name: &str, file: OwnedFd, terminal: Option<Arc<OwnTerminal>>) -> io::Result<Line> {
     let line = Line::new()?;
-    let (served, mut reader) = (line.clone(), Reader { file: Some(file), at: 0, last: Vec::new(), asked: None });
+    let (served, mut reader) =
+        (line.clone(), Reader { file: Some(file), terminal, at: 0, last: Vec::new(), asked: None });
     let run = move || while reader.turn(&served).is_ok() {};
     std::thread::Builder::new().name(name.to_owned()).spawn(run)?;
     Ok(line)
@@ -94,6 +104,8 @@ pub fn writing(name: &str, file: OwnedFd) -> io::Result<Line> {
 
 struct Reader {
     file: Option<OwnedFd>,
+    /// If it is one.
+    terminal: Option<Arc<OwnTerminal>>,
     /// Bytes that were read, with those of `last`.
     at: u64,
     last: Vec<u8>,
@@ -115,6 +127,11 @@ impl Reader {
         }
         match (&self.file, self.asked.take()) {
             (Some(file), Some(request)) => {
+                if self.terminal.as_ref().is_some_and(|terminal| !terminal.take()) {
+                    // The kernel says nothing when the shell gives it this process, or a pager gives it back.
+                    self.asked = Some(request);
+                    return line.wait_for(None, Some(TERMINAL_LOOK));
+                }
                 if !has_something(file)? {
                     self.asked = Some(request);
                     return line.wait(Some(file));
@@ -131,6 +148,10 @@ impl Reader {
                         }
                     }
                     Err(Errno::INTR | Errno::AGAIN) => self.asked = Some(request),
+                    // Somebody else is in the foreground by now.
+                    Err(Errno::IO) if self.terminal.as_ref().is_some_and(|terminal| !terminal.take()) => {
+                        self.asked = Some(request);
+                    }
                     Err(cause) => request.fail(cause),
                 }
                 Ok(())
@@ -146,7 +167,7 @@ impl Reader {
 
 fn has_something(file: &OwnedFd) -> io::Result<bool> {
     let mut fds = [PollFd::new(file, PollFlags::IN)];
-    match poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })) {
+    match poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
         Ok(ready) => Ok(ready > 0),
         Err(Errno::INTR) => Ok(false),
         Err(cause) => Err(cause.into()),

@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use abi::Endpoint;
+use job::door::{FarEndOrder, OtherNode};
 use job::{Deputy, FarEnd};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid};
+use vos_api::job_door::{FAR_END_VARIABLE, JobPlace};
 use vos_rt::testkit::World;
 
 const ROLE: &str = "JOB_ROLE";
-const BROKER: &str = "JOB_BROKER";
+const BROKER: &str = "JOB_PLACE";
 const LONG: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
@@ -37,27 +38,26 @@ fn main() -> ExitCode {
     }
 }
 
-fn broker() -> PathBuf {
+fn place() -> PathBuf {
     std::env::var_os(BROKER).expect("the test says it").into()
 }
 
 /// As whoever starts jobs does: the far end is a process of its own, here beside the deputy.
 fn deputy() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let deputy = match Deputy::new(arguments, &broker()) {
+    let deputy = match Deputy::new(arguments, &place()) {
         Ok(deputy) => deputy,
         Err(error) => {
             eprintln!("{error}");
             return ExitCode::from(126);
         }
     };
-    let (endpoint, token) = deputy.address();
+    let asked = deputy.request(JobPlace::Any);
     let far = Command::new(std::env::current_exe().expect("this program"))
         .env_clear()
         .env(ROLE, "far")
-        .env(BROKER, broker())
-        .env("JOB_DEPUTY", endpoint.number().to_string())
-        .env("JOB_TOKEN", token.to_string())
+        .env(BROKER, place())
+        .env(FAR_END_VARIABLE, format!("{} {} 1", asked.deputy.number(), asked.token))
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -65,7 +65,7 @@ fn deputy() -> ExitCode {
     if let (Ok(far), Some(file)) = (far, std::env::var_os("JOB_FAR_PID")) {
         std::fs::write(file, far.id().to_string()).expect("the test waits for it");
     }
-    match deputy.run() {
+    match deputy.run(OtherNode::new(&place(), 1)) {
         Ok(over) => over.end(),
         Err(error) => {
             eprintln!("{error}");
@@ -75,10 +75,8 @@ fn deputy() -> ExitCode {
 }
 
 fn far() -> ExitCode {
-    let number = |name: &str| std::env::var(name).expect("said").parse::<u64>().expect("a number");
-    let deputy = Endpoint::new(number("JOB_DEPUTY") as u32).expect("an endpoint");
-    let far = FarEnd::new().expect("one thread");
-    match far.run(&broker(), deputy, number("JOB_TOKEN")) {
+    let far = FarEnd::new(FarEndOrder::from_environment().expect("said")).expect("one thread");
+    match far.run(&place()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("far end: {error}");
@@ -105,7 +103,7 @@ impl Place {
     /// The same program, as a job.
     fn job(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
-        command.args(arguments).env(ROLE, "deputy").env(BROKER, self.path("broker"));
+        command.args(arguments).env(ROLE, "deputy").env(BROKER, self.dir.path());
         command.env("JOB_FAR_PID", self.path("far")).stderr(Stdio::inherit());
         command
     }
@@ -214,7 +212,7 @@ fn what_is_inherited_is_there() {
     set_up(&mut here);
     let deputy = std::env::current_exe().expect("this program");
     let mut there = Command::new("sh");
-    there.args(["-c", around]).arg(deputy).arg("sh").env(ROLE, "deputy").env(BROKER, place.path("broker"));
+    there.args(["-c", around]).arg(deputy).arg("sh").env(ROLE, "deputy").env(BROKER, place.dir.path());
     set_up(&mut there);
     let text = |mut command: Command| String::from_utf8(command.output().expect("it runs").stdout).expect("text");
     let (here, there) = (text(here), text(there));

@@ -1,8 +1,10 @@
-//! The demo: three nodes, one container across them, an unmodified web server that serves files of another node.
+//! The demo: three nodes, one container across them, an unmodified web server that serves files of another node,
+//! and one process table.
 //!
 //! Everything it says it measured in this run; nothing is compared with a figure from elsewhere except the column of
 //! the paper, which is labelled so. It takes down what it made, also after a failure, unless asked to keep it.
 
+mod act_two;
 mod dvs;
 mod figures;
 mod plain;
@@ -93,6 +95,12 @@ fn show(dvs: &Dvs) -> Outcome {
 
     heading("kill -9 of the fs server in the middle of a transfer");
     site.transfer_survives_kill(dvs, "f", "n2")?;
+
+    heading("One process table: programs of n1, n2 and n3 in one line, one list, one build");
+    act_two::one_process_table(dvs, "f")?;
+
+    heading("A service whose node is switched off");
+    act_two::service_moves(dvs, "one", "n3")?;
 
     heading("Messages: one pair of processes, not pinned");
     figures::messages()

@@ -26,8 +26,8 @@ fn schemas() -> Map<String, Value> {
     }
     add! {
         AccessFile AccessInfo AccessRequest AuditEntry AuthorityState ChannelInfo ClusterLevel Dc DcNodeRequest DcSpec ErrorBody Examination
-        ExecRequest Health JoinAnswer JoinRequest Myself NewToken Node NodeChange NodeFacts Process RunRequest
-        RunResponse SignalRequest TokenInfo TokenRequest UpgradeState Version
+        ExecRequest Health JoinAnswer JoinRequest Myself NewToken Node NodeChange MoveRequest NodeFacts Process RunRequest
+        RunResponse ServiceInfo ServiceSpec SignalRequest TokenInfo TokenRequest UpgradeState Version
     }
     generator.take_definitions(true)
 }

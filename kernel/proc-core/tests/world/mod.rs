@@ -12,7 +12,7 @@ use std::rc::Rc;
 use proc_core::executor::{Executor, ProcessTable, Signal};
 use proc_core::journal::{CallAnswer, Journal, JournalMemory, SlotIndex, WORDS};
 use proc_core::limits::PATIENCE_MS;
-use proc_core::order::{LifeNumber, Order, Outcome, StateQuestion, Whom};
+use proc_core::order::{LifeNumber, Order, Outcome, Payload, StateQuestion, Whom};
 use proc_core::origin::{CallEffect, Origin};
 use proc_core::permission::{Power, Receiver, SignalError, Signaller};
 use proc_core::range::{Seat, Seats};
@@ -102,6 +102,8 @@ struct Gate {
     free: Vec<SlotIndex>,
     to_look_at: VecDeque<SlotIndex>,
     acts: VecDeque<CallEffect>,
+    /// Calls whose memory is being read.
+    reads: VecDeque<(SlotIndex, u64)>,
 }
 
 struct Node {
@@ -287,7 +289,13 @@ impl World {
         }
         let journal = Journal::open(node.memory.clone()).expect("a journal");
         let (origin, found, acts) = Origin::resume(seat(index), all(), journal, now);
-        let gate = Gate { origin, free: found.free, to_look_at: found.received.into(), acts: acts.into() };
+        let gate = Gate {
+            origin,
+            free: found.free,
+            to_look_at: found.received.into(),
+            acts: acts.into(),
+            reads: VecDeque::new(),
+        };
         node.gate = Some(gate);
         for other in 0..NODES {
             if !self.nodes[other].is_there {
@@ -403,7 +411,9 @@ impl World {
             let call = &self.calls[node.waiting[&id]];
             let number = |to: u32| u64::from(to);
             let signal = call.signal as u64;
+            let queues = signal % 2 == 1;
             let (call, arguments) = match call.to {
+                Whom::Process(to) if queues => (libc::SYS_rt_sigqueueinfo as u64, [number(to), signal, id]),
                 Whom::Process(to) => (libc_kill(), [number(to), signal, 0]),
                 Whom::Group(to) => (libc_kill(), [number(to).wrapping_neg(), signal, 0]),
                 Whom::Everybody => (libc_kill(), [u64::MAX, signal, 0]),
@@ -436,7 +446,18 @@ impl World {
         let node = &mut self.nodes[index];
         let Some(gate) = &mut node.gate else { return };
         match gate.acts.pop_front() {
-            None => (),
+            None => {
+                // What is read comes late, and after other things.
+                let Some((slot, id)) = gate.reads.pop_front() else { return };
+                let waits = node.waiting.contains_key(&id);
+                let payload = Payload { code: libc::SI_QUEUE, value: id };
+                let read = if waits { Ok(payload) } else { Err(SignalError::NoProcess) };
+                self.with_origin(index, |origin, _| origin.read(slot, id, read));
+            }
+            Some(CallEffect::Read { slot, notification, address }) => {
+                assert_eq!(address, notification.id, "where the caller says");
+                gate.reads.push_back((slot, notification.id));
+            }
             Some(CallEffect::Send { to, order }) => {
                 let order = Order::decode(&order.encode()).expect("what is sent is understood");
                 if let Some((orders, _)) = self.connections.get_mut(&(index, to.index())) {

@@ -82,10 +82,15 @@ impl Lines {
 }
 
 pub fn execute(global: &Global, options: &Options) -> Outcome {
+    let query = LogQuery { follow: options.follow, tail: options.tail };
+    show(global, &options.dc, options.pid, query)
+}
+
+/// What a program wrote, as it is asked for.
+pub fn show(global: &Global, dc: &str, pid: u32, query: LogQuery) -> Outcome {
     let daemon = daemon(global)?;
     block_on(async {
-        let query = LogQuery { follow: options.follow, tail: options.tail };
-        let mut log = daemon.logs(&options.dc, options.pid, query).await?;
+        let mut log = daemon.logs(dc, pid, query).await?;
         let mut out = std::io::stdout();
         let mut lines = Lines::default();
         while let Some(bytes) = log.next().await? {

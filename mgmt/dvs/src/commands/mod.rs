@@ -23,6 +23,7 @@ pub mod node;
 pub mod ps;
 pub mod retire;
 pub mod run;
+pub mod service;
 pub mod session;
 pub mod version;
 
@@ -51,6 +52,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Kill(options) => kill::execute(global, &options),
         Command::Import(options) => import::execute(global, &options),
         Command::Dc(command) => dc::execute(global, command),
+        Command::Service(command) => service::execute(global, command),
         Command::Ds(command) => ds::execute(global, command),
         Command::Node(command) => node::execute(global, &command),
         Command::Cluster(command) => cluster::execute(global, &command),

@@ -1,6 +1,6 @@
 //! `dvs run`: start a program in a container.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use clap::Args;
 use mgmt_api::{Bytes, RootFs, RunRequest};
@@ -10,6 +10,10 @@ use super::{Outcome, block_on, daemon, names, ps};
 use crate::cli::Global;
 use crate::errors::{self, Failure};
 use crate::units::{parse_env, parse_path_in_tree, parse_user};
+
+/// Of the program that starts jobs, in containers.
+const ON: &str = "/run/dvs/bin/on";
+const NODES: &str = "/run/dvs/nodes";
 
 /// Start a program in a container
 #[derive(Args, Debug)]
@@ -33,7 +37,8 @@ Examples:
   dvs run -it shop --node n2 -- bash                 a shell on node n2
   tar c . | dvs run -i shop -- tar x -C /dc/src      data in through a pipe
   dvs run -d shop -- /dc/bin/server --port 80        in the background; prints its PID
-  dvs run -it shop --root /debian -- /bin/bash       inside an imported system")]
+  dvs run -it shop --root /debian -- /bin/bash       inside an imported system
+  dvs run --spread cc shop -w /dc/src -- make -j8    its compilers on all nodes")]
 pub struct Options {
     #[command(flatten)]
     pub start: Start,
@@ -43,6 +48,20 @@ pub struct Options {
     /// Directory of the container's tree that becomes the program's root.
     #[arg(long, value_name = "PATH-IN-TREE", value_parser = parse_path_in_tree())]
     pub root: Option<String>,
+    /// Put programs of these names on other nodes when this one or its descendants start them:
+    /// `cc,g++,*-gcc;load=1;most=8`.
+    #[arg(
+        long,
+        value_name = "RULES",
+        conflicts_with = "root",
+        long_help = "\
+Put programs of these names on other nodes when this one or its descendants start them, as \
+`on least` does: names with * and ?, then optionally ;load=L (only while this node has L or more \
+threads to run for each CPU [default: 1]) and ;most=N (on each other node at a time). A program \
+stays when its directory is not in the tree (/dc), when its input is a pipe, when it is static or \
+was started by execl. It needs what it reads and writes in the tree."
+    )]
+    pub spread: Option<spread::Rules>,
     /// Container.
     #[arg(add = names::containers())]
     pub dc: String,
@@ -109,8 +128,54 @@ impl Start {
     }
 }
 
+/// A program of the container, where no daemon is to be seen.
+fn is_inside(dc: &str) -> bool {
+    let is_its = std::env::var("DVS_DC").is_ok_and(|own| own == dc);
+    let is_told = std::env::var_os("DVS_SOCKET").is_some() || std::path::Path::new("/run/dvs/dvsd.sock").exists();
+    is_its && !is_told && std::path::Path::new(ON).exists()
+}
+
+/// There it is a job, with this process in its place.
+fn run_from_inside(options: Options) -> Outcome {
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::process::CommandExt;
+    let Options { start, node, root, spread, argv, .. } = options;
+    if start.detach || start.user.is_some() || root.is_some() || spread.is_some() {
+        return Err(Failure::new("from inside a container --detach, --user, --root and --spread are not possible")
+            .status(errors::RUN_FAILED)
+            .hint("on NODE -- setpriv … PROGRAM &"));
+    }
+    let mut on = std::process::Command::new(ON);
+    // As from outside: the container's first node. Each is a line: position and name.
+    let nodes = std::fs::read_to_string(NODES).unwrap_or_default();
+    let first = || nodes.split_whitespace().nth(1).unwrap_or("any").to_owned();
+    on.arg(node.unwrap_or_else(first));
+    if !(start.interactive || start.terminal) {
+        on.arg("-n");
+    }
+    on.envs(start.env.iter().filter_map(|pair| {
+        let (key, value) = pair.as_bytes().split_at(pair.as_bytes().iter().position(|byte| *byte == b'=')?);
+        Some((OsStr::from_bytes(key), OsStr::from_bytes(value.get(1..)?)))
+    }));
+    if let Some(directory) = &start.workdir {
+        on.current_dir(directory);
+    }
+    let cause = on.arg("--").args(argv).exec();
+    Err(Failure::new(format!("{ON} cannot be run")).because(&cause).status(errors::RUN_FAILED))
+}
+
+/// What makes programs and their descendants ask where to run.
+fn spread_variables(rules: &spread::Rules) -> [OsString; 2] {
+    let (library, name) = (spread::LIBRARY_INSIDE, spread::VARIABLE);
+    [format!("LD_PRELOAD={library}").into(), format!("{name}={rules}").into()]
+}
+
 pub fn execute(global: &Global, options: Options) -> Outcome {
-    let Options { start, node, root, dc, argv } = options;
+    if is_inside(&options.dc) {
+        return run_from_inside(options);
+    }
+    let Options { mut start, node, root, spread, dc, argv } = options;
+    start.env.extend(spread.iter().flat_map(spread_variables));
     let manner = start.manner();
     start.demand_terminal()?;
     let request = start.request(argv, node, root.map_or(RootFs::Host, RootFs::Tree));

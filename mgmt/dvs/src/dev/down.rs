@@ -12,6 +12,8 @@ use super::{cgroup, processes};
 
 /// A killed machine is gone when the kernel has buried everything in it.
 const END_LIMIT: Duration = Duration::from_secs(20);
+/// What is not gone by then may wait for a gate that went with it.
+const END_PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 pub enum DownError {
@@ -81,7 +83,16 @@ fn end_machines(cluster: &DevCluster, removed: &mut Vec<String>) -> Result<(), D
 pub fn end_machine(what: &str, process: ProcessId) -> Result<bool, DownError> {
     let there = processes::open(process).is_some();
     let what = || what.to_owned();
-    match processes::end(process, Signal::KILL, END_LIMIT) {
+    let ended = processes::end(process, Signal::KILL, END_PATIENCE).and_then(|is_gone| match is_gone {
+        true => Ok(true),
+        false => {
+            for pid in processes::below(process) {
+                sandbox::fusemount::abandon(pid);
+            }
+            processes::end(process, Signal::KILL, END_LIMIT)
+        }
+    });
+    match ended {
         Ok(true) => Ok(there),
         Ok(false) => Err(DownError::DoesNotEnd { what: what(), process }),
         Err(source) => Err(DownError::Kill { what: what(), process, source }),

@@ -51,6 +51,25 @@ pub fn await_end(pidfd: &OwnedFd, deadline: Instant) -> io::Result<bool> {
     }
 }
 
+/// All that descend of a process, whatever is left of them.
+pub fn below(process: ProcessId) -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let parents: Vec<(u32, u32)> = pids.filter_map(|pid| Some((pid, parent(pid)?))).collect();
+    let mut found = vec![process.pid];
+    let mut at = 0;
+    while let Some(of) = found.get(at).copied() {
+        found.extend(parents.iter().filter(|(pid, parent)| *parent == of && *pid != of).map(|(pid, _)| *pid));
+        at += 1;
+    }
+    found
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+}
+
 /// The number by which we know the process that calls itself `inner` in the pid namespace of `machine`.
 pub fn seen_from_here(machine: ProcessId, inner: i32) -> Option<ProcessId> {
     let namespace = |pid: &str| std::fs::read_link(Path::new("/proc").join(pid).join("ns/pid")).ok();

@@ -28,6 +28,7 @@ use crate::level;
 use crate::placer;
 use crate::reconcile::share::Share;
 use crate::records::{self, DcRecord, DcView, Desired, Images, NodeHealth, NodeRecord, NodeWish};
+use crate::services;
 use crate::space;
 use crate::spec;
 use crate::uids::DC_ID_MAX;
@@ -74,6 +75,9 @@ pub async fn show(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result
     let full = api.full_nodes().await;
     let view = api.dc(&dc).await?;
     let mut found = describe(&view, &nodes::unreachable(&api.context), &full);
+    let (also, id) = (Arc::clone(&api), view.record.id);
+    let described = blocking(move || Ok(services::record::views(&also.context.answers, id)?)).await?;
+    found.spec.services = described.into_values().map(|service| service.record.spec).collect();
     let sight = blocking(move || Ok((Sight::of(&api.context)?, view))).await;
     if let Ok((sight, view)) = sight {
         for share in &mut found.shares {
@@ -354,7 +358,8 @@ fn write_record(
         let Decision { placement, mut booking, number: id } = decision;
         let record = DcRecord {
             id: id.number,
-            spec: spec.clone(),
+            // From here on they have records of their own.
+            spec: DcSpec { services: Vec::new(), ..spec.clone() },
             placement,
             desired,
             generation: 1,
@@ -364,6 +369,14 @@ fn write_record(
         };
         booking.compares.extend(id.compares.into_iter().chain([Compare::Absent { key: key.clone() }]));
         booking.ops.extend(id.ops.into_iter().chain([Op::put(&*key, records::encode(&record))]));
+        booking.ops.extend(spec.services.iter().map(|service| {
+            let key = services::record::service_key(record.id, &service.name);
+            Op::put(key, records::encode(&services::record::fresh(service.clone(), services::record::FIRST_NUMBER)))
+        }));
+        if !spec.services.is_empty() {
+            let key = services::record::numbers_key(record.id);
+            booking.ops.push(Op::put(key, records::encode(&services::record::FIRST_NUMBER)));
+        }
         // A conflict is somebody else's progress: perhaps the name is taken now, or there is less left.
         if let Outcome::Done(modified) = engine.transact(&booking.compares, &booking.ops)? {
             return Ok(DcView { record, modified, shares: Default::default() });

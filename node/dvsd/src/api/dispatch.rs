@@ -10,8 +10,8 @@ use mgmt_api::routes::{Operation, ROUTES};
 
 use super::failure::{Failure, failure};
 use super::{
-    Api, BODY_BYTES_MAX, access, backup, dcs, examination, gate, health, joining, nodes, processes, requests, settings,
-    spans, upgrade,
+    Api, BODY_BYTES_MAX, access, backup, dcs, examination, gate, health, joining, nodes, processes, requests, services,
+    settings, spans, upgrade,
 };
 
 fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
@@ -54,6 +54,14 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
         Operation::DcNodeAdd => post(spans::add),
         Operation::DcNodeRemove => delete(spans::remove),
         Operation::DcChannels => get(dcs::channels),
+        Operation::Services => get(services::list),
+        Operation::ServiceAdd => post(services::add),
+        Operation::Service => get(services::show),
+        Operation::ServiceRemove => delete(services::remove),
+        Operation::ServiceStart => post(services::start),
+        Operation::ServiceStop => post(services::stop),
+        Operation::ServiceRestart => post(services::restart),
+        Operation::ServiceMove => post(services::move_away),
         Operation::Processes => get(processes::list),
         Operation::Run => post(processes::run),
         Operation::Process => get(processes::show),

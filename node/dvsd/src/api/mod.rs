@@ -27,6 +27,7 @@ pub use requests::Requests;
 #[cfg(test)]
 mod scale;
 pub mod serve;
+mod services;
 mod settings;
 mod spans;
 mod stream;

@@ -50,6 +50,8 @@ impl Asked<'_> {
                 .because(format!("it says {heard} frames; {confirmed} to {said} can have been heard")),
             Refusal::NoDescriptor | Refusal::BadKey => body(ErrorKind::BadRequest, refusal.to_string()),
             Refusal::StoreFull => body(ErrorKind::NoSpace, refusal.to_string()),
+            // Only the daemon itself asks for runs.
+            Refusal::Run(_) => body(ErrorKind::Conflict, refusal.to_string()),
             Refusal::Stopping => {
                 body(ErrorKind::Conflict, refusal.to_string()).hint(format!("when it is down: dvs dc start {dc}"))
             }

@@ -54,6 +54,8 @@ struct Shared {
     is_busy: AtomicBool,
     is_cut_off: AtomicBool,
     objections: AtomicU64,
+    /// [`Judge::ended_hearings`]
+    ended: Mutex<BTreeMap<String, (u64, Instant)>>,
 }
 
 /// What the engine holds below [`JUDGING`].
@@ -122,6 +124,7 @@ impl Court {
             is_busy: AtomicBool::new(false),
             is_cut_off: AtomicBool::new(false),
             objections: AtomicU64::new(0),
+            ended: Mutex::default(),
         });
         let (wake, wakes) = channel();
         let (also, told, of_context) = (Arc::clone(&shared), wake.clone(), Arc::downgrade(context));
@@ -153,6 +156,17 @@ impl Court {
             .spawn(move || sit(judge, &of_context, &also, &wakes, (&orders, &objections), etcd.as_deref()))?;
         let threads = vec![judging, clerk, objecting];
         Ok(Court { shared, wake, follower: Some(follower), threads })
+    }
+
+    /// The incarnation of a node that was sentenced while this daemon heard it, and when that hearing began.
+    pub fn ended_hearing(&self, node: &str) -> Option<(u64, Instant)> {
+        self.shared.ended.lock().get(node).copied()
+    }
+
+    /// Who accuses this node, as far as the follower told.
+    pub fn accusers_of(&self, node: &str) -> BTreeSet<String> {
+        let docket = self.shared.docket.lock();
+        docket.suspicions.get(node).into_iter().flat_map(|said| said.keys().cloned()).collect()
     }
 
     /// This node hears of few others and the engine does not answer it: what it owns alone, others may take soon.
@@ -203,6 +217,9 @@ fn sit(
             leave_silent_members(&context, &known, &mut silent, etcd);
         }
         let mut acts = judge.look(&known, now);
+        if *judge.ended_hearings() != *shared.ended.lock() {
+            *shared.ended.lock() = judge.ended_hearings().clone();
+        }
         if acts.contains(&Act::BeginAnew) {
             tracing::warn!("the others decided that this node was lost; its daemon begins anew");
             context.end(Ending::Fenced);

@@ -103,6 +103,8 @@ pub struct Judge {
     met: BTreeMap<String, (u64, Met)>,
     /// Since when most accuse, and the objection there was then.
     hearings: BTreeMap<String, Hearing>,
+    /// Of those that were sentenced while this daemon heard them: the incarnation, and when its hearing began.
+    ended: BTreeMap<String, (u64, Instant)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -122,7 +124,7 @@ impl Judge {
     /// Of the daemon of `own` in this incarnation.
     pub fn new(own: &str, epoch: u64) -> Judge {
         let (met, hearings) = (BTreeMap::new(), BTreeMap::new());
-        Judge { own: own.to_owned(), epoch, looked: None, objected: None, met, hearings }
+        Judge { own: own.to_owned(), epoch, looked: None, objected: None, met, hearings, ended: BTreeMap::new() }
     }
 
     pub fn look(&mut self, known: &Known, now: Instant) -> Vec<Act> {
@@ -151,6 +153,12 @@ impl Judge {
             .filter(|(node, said)| !known.epochs.contains_key(*node) && said.contains_key(&self.own));
         acts.extend(said.map(|(node, _)| Act::Withdraw { node: node.clone() }));
         acts
+    }
+
+    /// Incarnations that were sentenced while this daemon heard them, with when the hearing began: nothing of them
+    /// objected since.
+    pub fn ended_hearings(&self) -> &BTreeMap<String, (u64, Instant)> {
+        &self.ended
     }
 
     /// When something has to be looked at although nothing is told.
@@ -204,7 +212,16 @@ impl Judge {
     }
 
     fn hear(&mut self, known: &Known, node: &str, epoch: u64, now: Instant) -> Option<Act> {
-        let accusers = known.accusers(node, epoch).filter(|_| !known.is_fenced(node));
+        if known.is_fenced(node) {
+            let hearing = self.hearings.remove(node);
+            let is_of_it =
+                |hearing: &Hearing| (hearing.epoch, hearing.objection) == (epoch, known.objections.get(node).copied());
+            if let Some(hearing) = hearing.filter(is_of_it) {
+                self.ended.insert(node.to_owned(), (epoch, hearing.since));
+            }
+            return None;
+        }
+        let accusers = known.accusers(node, epoch);
         let Some(accusers) = accusers.filter(|accusers| accusers.contains(&self.own)) else {
             self.hearings.remove(node);
             return None;

@@ -3,6 +3,7 @@
 //! | | |
 //! |---|---|
 //! | `judge.rs` | what one daemon does about what it sees: pure, the time is passed in |
+//! | `confirm.rs` | asks the engine whether this incarnation goes on, for who holds what must run once |
 //! | `court.rs` | its thread: links, the follower, and the transactions |
 //!
 //! | key | value | life |
@@ -11,6 +12,7 @@
 //! | `/judging/objections/NODE` | number | with NODE's lease, as long as anybody accuses it |
 //! | `/judging/verdicts/NODE` | [`Verdict`] | until NODE comes back in a later incarnation, or is taken out |
 
+mod confirm;
 mod court;
 mod judge;
 
@@ -18,7 +20,9 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+pub use confirm::confirm;
 pub use court::Court;
+pub use judge::HEARING;
 
 const JUDGING: &str = "/judging/";
 const SUSPICIONS: &str = "/judging/suspicions/";

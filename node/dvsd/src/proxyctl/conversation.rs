@@ -9,6 +9,8 @@ use proxy_host::control::{CredentialTexts, End, FromProxy, PeerAddress, Said, To
 
 /// How often the counters of links are asked for.
 pub const ASK_EVERY: Duration = Duration::from_secs(1);
+/// The same, as long as somebody has to know what other nodes hear of this one.
+pub const ASK_OFTEN: Duration = Duration::from_millis(100);
 /// Questions after which a proxy that has answered none does not answer: counted, and not timed, because a daemon that
 /// stood still itself has not asked meanwhile.
 const UNANSWERED_MAX: u32 = 3;
@@ -22,8 +24,10 @@ pub struct Conversation {
     shown: Option<Arc<CredentialTexts>>,
     /// When it was told or asked something last.
     asked: Option<Instant>,
-    /// Times to ask since it said something last, and when that was.
+    /// Times to ask since it said something last, and when that was; of what is asked more often than [`ASK_EVERY`],
+    /// one each time counts.
     unanswered: u32,
+    counted: Option<Instant>,
     heard: Instant,
 }
 
@@ -31,24 +35,37 @@ impl Conversation {
     /// # Errors
     /// No descriptor.
     pub fn new(socket: OwnedFd, now: Instant) -> io::Result<Conversation> {
-        Ok(Conversation { end: End::new(socket)?, told: None, shown: None, asked: None, unanswered: 0, heard: now })
+        Ok(Conversation {
+            end: End::new(socket)?,
+            told: None,
+            shown: None,
+            asked: None,
+            unanswered: 0,
+            counted: None,
+            heard: now,
+        })
     }
 
-    /// Tells the list of peers when it is news, and asks how the links are when it is time. `peers`: `None` as long as
-    /// nobody has said which there are; a list that nobody has made would end all channels that the proxy has just
-    /// taken over.
-    /// `credentials`: `None` as long as those are good that it read at its start.
+    /// Tells the list of peers when it is news, and asks how the links are when it was not asked for `pause`. `peers`:
+    /// `None` as long as nobody has said which there are; a list that nobody has made would end all channels that the
+    /// proxy has just taken over. `credentials`: `None` as long as those are good that it read at its start.
     pub fn speak(
         &mut self,
         peers: Option<&Vec<PeerAddress>>,
         credentials: Option<&Arc<CredentialTexts>>,
+        pause: Duration,
         now: Instant,
     ) {
         let renewed = credentials.filter(|texts| self.shown.as_ref().is_none_or(|shown| !Arc::ptr_eq(shown, texts)));
         let news = peers.filter(|peers| self.told.as_ref() != Some(peers));
-        let is_due = self.asked.is_none_or(|asked| now.saturating_duration_since(asked) >= ASK_EVERY);
+        let has_passed =
+            |since: Option<Instant>, time| since.is_none_or(|at| now.saturating_duration_since(at) >= time);
+        let is_due = has_passed(self.asked, pause);
         if is_due {
             self.asked = Some(now);
+        }
+        if is_due && has_passed(self.counted, ASK_EVERY) {
+            self.counted = Some(now);
             self.unanswered = self.unanswered.saturating_add(1);
         }
         if let Some(texts) = renewed.filter(|_| self.end.has_room()) {
@@ -133,10 +150,10 @@ mod tests {
             (Some(&some), Said::Message(ToProxy { peers: Some(some.clone()), ..ToProxy::default() })),
             (Some(&some), Said::Nothing),
         ] {
-            conversation.speak(list, None, now);
+            conversation.speak(list, None, ASK_EVERY, now);
             assert_eq!(proxy.receive(), heard);
         }
-        conversation.speak(Some(&some), None, now + ASK_EVERY);
+        conversation.speak(Some(&some), None, ASK_EVERY, now + ASK_EVERY);
         assert_eq!(proxy.receive(), Said::Message(ToProxy::default()));
     }
 
@@ -148,13 +165,13 @@ mod tests {
         // Without a proxy that reads, so many do not fit into the socket.
         let mut copies = 0_u16;
         while conversation.end.has_room() {
-            conversation.speak(Some(&lists[0]), None, now);
+            conversation.speak(Some(&lists[0]), None, ASK_EVERY, now);
             conversation.told = None;
             copies += 1;
         }
         let mut heard = 0;
         loop {
-            conversation.speak(Some(&lists[1]), None, now);
+            conversation.speak(Some(&lists[1]), None, ASK_EVERY, now);
             assert_eq!(conversation.hear(now), Said::Nothing);
             match proxy.receive() {
                 Said::Message(ToProxy { peers: Some(list), .. }) if list == lists[0] => heard += 1,
@@ -173,17 +190,17 @@ mod tests {
         conversation.excuse(begin);
         for second in 0..3 {
             // However often the daemon turns round.
-            conversation.speak(None, None, begin + second * ASK_EVERY);
-            conversation.speak(None, None, begin + second * ASK_EVERY);
+            conversation.speak(None, None, ASK_EVERY, begin + second * ASK_EVERY);
+            conversation.speak(None, None, ASK_EVERY, begin + second * ASK_EVERY);
             assert_eq!(conversation.silent_since(), None);
         }
         // One that stood still itself has not asked.
         let late = begin + 1000 * ASK_EVERY;
-        conversation.speak(None, None, late);
+        conversation.speak(None, None, ASK_EVERY, late);
         assert_eq!(conversation.silent_since(), Some(begin));
         proxy.say(FromProxy::default()).unwrap();
         assert_eq!(conversation.hear(late), Said::Message(FromProxy::default()));
-        conversation.speak(None, None, late + ASK_EVERY);
+        conversation.speak(None, None, ASK_EVERY, late + ASK_EVERY);
         assert_eq!(conversation.silent_since(), None);
     }
 }

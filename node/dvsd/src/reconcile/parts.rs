@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use abi::{DcId, Endpoint, Epoch};
 use broker::{BrokerError, DcOptions, Home, ServerIdentity};
-use keeper::{CallGateFds, FuseOptions, KeeperClient, KeeperOptions};
+use keeper::{CallGateFds, FuseOptions, JobFds, KeeperClient, KeeperOptions, ProcFds};
 use mgmt_api::{DiskStore, Volume};
 use sandbox::cgroup::Cgroup;
 use sandbox::overlay::{Overlay, Peer, Subnet};
@@ -368,10 +368,24 @@ impl Parts {
         self.tell_hosts(&self.hosts()?)
     }
 
-    /// What the container's `/etc/hosts` leads to.
+    /// What the container's `/etc/hosts` leads to, and by which names jobs are sent to nodes.
     fn tell_hosts(&self, hosts: &[(String, String)]) -> Result<(), Problem> {
-        let (path, fresh) = (self.run_dir.join("ipc").join(HOSTS), self.run_dir.join("ipc").join(".hosts.new"));
-        fs::write(&fresh, sandbox::rootfs::hosts_text(hosts))?;
+        let own = &self.context.config.node;
+        let state = |seat: usize, node: &String| match node == own {
+            true => " here",
+            false if self.lost & 1 << seat != 0 => " lost",
+            false => "",
+        };
+        let nodes = self.share.seated.iter().map(|(seat, node)| format!("{seat} {node}{}\n", state(*seat, node)));
+        self.tell(vos_api::job_door::NODES_NAME, nodes.collect())?;
+        self.tell(HOSTS, sandbox::rootfs::hosts_text(hosts))
+    }
+
+    /// A file that programs may read, in the directory that they see as `/run/dvs`.
+    fn tell(&self, name: &str, text: String) -> Result<(), Problem> {
+        let dir = self.run_dir.join("ipc");
+        let (path, fresh) = (dir.join(name), dir.join(format!(".{name}.new")));
+        fs::write(&fresh, text)?;
         fs::set_permissions(&fresh, fs::Permissions::from_mode(0o644))?;
         Ok(fs::rename(&fresh, &path)?)
     }
@@ -404,7 +418,11 @@ impl Parts {
         if lost & !self.lost != 0 {
             self.renew_call_gate();
         }
-        self.lost = lost;
+        if lost != std::mem::replace(&mut self.lost, lost)
+            && let Err(cause) = self.hosts().and_then(|hosts| self.tell_hosts(&hosts))
+        {
+            tracing::warn!(%cause, "jobs do not hear which nodes are lost");
+        }
     }
 
     fn lost_seats(&self) -> u64 {
@@ -470,6 +488,7 @@ impl Parts {
             open_files: spec.limits.open_files,
             with_opt: spec.with_opt,
             spans: self.share.has_call_gate(),
+            shows_all: spec.proc == mgmt_api::ProcView::All,
             launch_limit_ms: None,
         };
         Ok(Role {
@@ -543,39 +562,60 @@ impl Parts {
     fn descriptors(&self, part: &Part, found: Image) -> Result<BTreeMap<String, OwnedFd>, Problem> {
         let Part::Server(kind, _) = part else { return Ok(BTreeMap::new()) };
         let mut call_gate = None;
-        let mut open = |source: Source| match source {
-            Source::Disk => {
-                let volume = self.volume(part)?;
-                Ok(self.open_image(&volume.file(), Some(volume), found)?.into())
-            }
-            // Disks of earlier versions have none yet.
-            Source::Fence => Ok(self.open_image(&self.volume(part)?.fence_file(), None, Image::Made)?.into()),
-            Source::Store => Ok(self.open_image(&format!("{}.store", kind.name), None, found)?.into()),
-            Source::Keeper(key) => {
-                let held = self.keeper()?.fetch(key)?;
-                held.ok_or_else(|| Problem::from(format!("the keeper has no descriptor '{key}'")))
-            }
-            Source::CallGate(part) => {
-                if call_gate.is_none() {
-                    let begun = self.keeper()?.begin_call_gate()?;
-                    let CallGateFds { keeper, journal, init } =
-                        begun.ok_or("the keeper has no part for a call gate")?;
-                    let parts =
-                        [(CallGatePart::Keeper, keeper), (CallGatePart::Journal, journal), (CallGatePart::Init, init)];
-                    call_gate = Some(parts.map(|(part, fd)| (part, Some(fd))));
+        let mut open = |source: Source| -> Result<Option<OwnedFd>, Problem> {
+            let made = match source {
+                Source::Disk => {
+                    let volume = self.volume(part)?;
+                    Ok(self.open_image(&volume.file(), Some(volume), found)?.into())
                 }
-                let parts = call_gate.iter_mut().flatten();
-                let fd = parts.filter(|(known, _)| *known == part).find_map(|(_, fd)| fd.take());
-                fd.ok_or_else(|| Problem::from(format!("the keeper gave no {part:?} for the call gate")))
-            }
-            Source::Desk => {
-                let (for_server, own) = desks::socket()?;
-                self.keeper()?.store(DESK, own.as_fd())?;
-                self.context.desks.serve(&self.context, self.share.id, own)?;
-                Ok(for_server)
-            }
+                // Disks of earlier versions have none yet.
+                Source::Fence => Ok(self.open_image(&self.volume(part)?.fence_file(), None, Image::Made)?.into()),
+                Source::Store => Ok(self.open_image(&format!("{}.store", kind.name), None, found)?.into()),
+                Source::Keeper(key) => {
+                    let held = self.keeper()?.fetch(key)?;
+                    held.ok_or_else(|| Problem::from(format!("the keeper has no descriptor '{key}'")))
+                }
+                Source::CallGate(part) => {
+                    if call_gate.is_none() {
+                        call_gate = Some(self.call_gate_descriptors()?);
+                    }
+                    let parts = call_gate.iter_mut().flatten();
+                    let fd = parts.filter(|(known, _)| *known == part).find_map(|(_, fd)| fd.take());
+                    if fd.is_none() && part.is_needed() {
+                        return Err(Problem::from(format!("the keeper gave no {part:?} for the call gate")));
+                    }
+                    return Ok(fd);
+                }
+                Source::Desk => {
+                    let (for_server, own) = desks::socket()?;
+                    self.keeper()?.store(DESK, own.as_fd())?;
+                    self.context.desks.serve(&self.context, self.share.id, own)?;
+                    Ok(for_server)
+                }
+            };
+            made.map(Some)
         };
-        kind.descriptors.iter().map(|(role, source)| Ok(((*role).to_owned(), open(*source)?))).collect()
+        let opened = kind.descriptors.iter().map(|(role, source)| Ok(((*role).to_owned(), open(*source)?)));
+        let opened = opened.collect::<Result<Vec<_>, Problem>>()?;
+        Ok(opened.into_iter().filter_map(|(role, fd)| Some((role, fd?))).collect())
+    }
+
+    /// All that a call gate begins with.
+    fn call_gate_descriptors(&self) -> Result<Vec<(CallGatePart, Option<OwnedFd>)>, Problem> {
+        let begun = self.keeper()?.begin_call_gate()?;
+        let CallGateFds { keeper, journal, init, memory, jobs, proc } =
+            begun.ok_or("the keeper has no part for a call gate")?;
+        let mut parts =
+            vec![(CallGatePart::Keeper, keeper), (CallGatePart::Journal, journal), (CallGatePart::Init, init)];
+        parts.push((CallGatePart::Memory, memory));
+        if let Some(JobFds { door, starter }) = jobs {
+            parts.extend([(CallGatePart::JobDoor, door), (CallGatePart::JobStarter, starter)]);
+        }
+        if let Some(ProcFds { fuse, native, looks }) = proc {
+            parts.extend([(CallGatePart::ProcFuse, fuse), (CallGatePart::NativeProc, native)]);
+            parts.push((CallGatePart::Looks, looks));
+        }
+        Ok(parts.into_iter().map(|(part, fd)| (part, Some(fd))).collect())
     }
 
     fn volume(&self, part: &Part) -> Result<&Volume, Problem> {

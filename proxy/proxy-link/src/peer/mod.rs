@@ -174,6 +174,12 @@ impl<C: LocalChannel> Peer<C> {
         self.link.version
     }
 
+    /// When a heartbeat went that the peer has confirmed, and since when it confirms them without a pause in which it
+    /// may have suspected this side.
+    pub fn confirmed(&self) -> Option<(Duration, Duration)> {
+        self.link.confirmed()
+    }
+
     /// As heartbeats measured it last, while the link was idle.
     pub fn round_trip(&self) -> Option<Duration> {
         self.link.round_trip

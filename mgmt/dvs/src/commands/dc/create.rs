@@ -1,22 +1,20 @@
 //! `dvs dc create`: a description from the command line, from a file, or from both; the command line wins.
 
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use client::{AfterCreate, Client};
 use mgmt_api::{
-    DcSpec, DiskSpec, DiskStore, Limits, Node, NodeState, ServerKind, ServerSpec, WaitMode, default_subnet,
+    DcSpec, DiskSpec, DiskStore, Limits, Node, NodeState, ProcView, ServerKind, ServerSpec, WaitMode, default_subnet,
 };
 
 use super::super::{Outcome, block_on, daemon, names, print, say};
 use super::view;
 use crate::cli::Global;
+use crate::described;
 use crate::errors::Failure;
 use crate::units::{parse_bytes, parse_wait_mode};
 
-/// Longest description that is read: a container has at most 63 nodes and 32 disks.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 /// What the daemon would add too; needed when only the disk's node is named.
 const DISK_BYTES: u64 = 1 << 30;
 
@@ -38,6 +36,7 @@ dc.toml:
   subnet = \"10.1.0.0/24\"
   wait = \"adaptive\"
   with_opt = false
+  proc = \"all\"
   [limits]
   memory_bytes = 1073741824
   pids = 4096
@@ -49,7 +48,11 @@ dc.toml:
   [[disks]]
   name = \"root\"
   node = \"n3\"
-  bytes = 2147483648")]
+  bytes = 2147483648
+  [[services]]
+  name = \"web\"
+  command = [\"/usr/bin/python3\", \"-m\", \"http.server\", \"8080\"]
+More of [[services]]: dvs service add --help")]
 pub struct Options {
     /// Name: a-z, 0-9 and -, beginning with a letter, at most 32.
     #[arg(required_unless_present = "file")]
@@ -102,6 +105,9 @@ pub struct Options {
     /// Show its programs the nodes' /opt, read-only, as they see /usr.
     #[arg(long)]
     with_opt: bool,
+    /// Whose processes /proc shows: those of all its nodes, or each node's own as the kernel has them [default: all].
+    #[arg(long, value_name = "WHOSE", value_parser = parse_proc_view)]
+    proc: Option<ProcView>,
     /// Read the description from a TOML file; - is standard input.
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -114,7 +120,7 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
     let daemon = daemon(global)?;
     let after = if options.start { AfterCreate::Start } else { AfterCreate::Leave };
     let base = match &options.file {
-        Some(path) => Some(read_description(path)?),
+        Some(path) => Some(described::read(path, "dvs dc create --help")?),
         None => None,
     };
     let mut spec = merge(base, options)?;
@@ -153,35 +159,6 @@ async fn living_nodes(daemon: &Client) -> Result<Vec<String>, Failure> {
     Ok(living)
 }
 
-fn read_description(path: &Path) -> Result<DcSpec, Failure> {
-    let failed = |what: &str| Failure::new(format!("{what} {}", path.display()));
-    let text = read_text(path)
-        .map_err(|cause| failed("cannot read").because(&cause).hint("a TOML file, or - for standard input"))?;
-    toml::from_str(&text).map_err(|cause| {
-        failed("cannot understand")
-            .because_text(cause.message())
-            .because_text(place(&text, cause.span()))
-            .hint("dvs dc create --help")
-    })
-}
-
-fn read_text(path: &Path) -> io::Result<String> {
-    let source: Box<dyn Read> =
-        if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(std::fs::File::open(path)?) };
-    let mut text = String::new();
-    source.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("longer than {FILE_BYTES_MAX} bytes")));
-    }
-    Ok(text)
-}
-
-/// Where in the text: people look for lines.
-fn place(text: &str, span: Option<std::ops::Range<usize>>) -> String {
-    let before = span.and_then(|span| text.get(..span.start));
-    before.map_or("somewhere in the file".to_owned(), |before| format!("line {}", before.matches('\n').count() + 1))
-}
-
 /// The file's description with what the command line says otherwise.
 fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
     let mut spec = base.unwrap_or_else(|| DcSpec {
@@ -189,10 +166,12 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
         nodes: Vec::new(),
         subnet: default_subnet(),
         with_opt: false,
+        proc: ProcView::default(),
         wait: None,
         limits: Limits::default(),
         servers: Vec::new(),
         disks: Vec::new(),
+        services: Vec::new(),
     });
     if let Some(name) = options.name {
         spec.name = name;
@@ -215,11 +194,17 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
     limits.open_files = options.open_files.or(limits.open_files);
     limits.terminals = options.terminals.or(limits.terminals);
     spec.with_opt |= options.with_opt;
+    spec.proc = options.proc.unwrap_or(spec.proc);
     place_server(&mut spec.servers, ServerKind::FS, options.fs_node);
     place_server(&mut spec.servers, ServerKind::DS, options.ds_node);
     let store = options.sparse.then_some(DiskStore::Sparse);
     place_disk(&mut spec.disks, options.disk, options.disk_node, store);
     Ok(spec)
+}
+
+fn parse_proc_view(text: &str) -> Result<ProcView, String> {
+    let found = ProcView::ALL.into_iter().find(|view| view.name() == text);
+    found.ok_or_else(|| "all or node".to_owned())
 }
 
 fn place_server(servers: &mut Vec<ServerSpec>, kind: ServerKind, node: Option<String>) {
@@ -289,7 +274,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("dc.toml");
         std::fs::write(&path, "name = 'a'\nnodes = ['n1']\nnods = 3\n").unwrap();
-        let failure = read_description(&path).unwrap_err();
+        let failure = described::read::<DcSpec>(&path, "dvs dc create --help").unwrap_err();
         assert!(failure.because[0].contains("nods"), "{failure:?}");
         assert_eq!(failure.because[1], "line 3");
     }

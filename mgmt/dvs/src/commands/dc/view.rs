@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 
 use mgmt_api::{
-    ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, EndCounts, Instance, Limits, Placement, ServerState, Volume,
+    ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, EndCounts, Instance, Limits, Placement, ProcView, ServerState,
+    Volume,
 };
 use serde::Serialize;
 
@@ -202,6 +203,7 @@ fn limits(dc: &Dc) -> Vec<(&'static str, String)> {
     known.push(("processes", format!("{} on each node", limits.pids.unwrap_or(Limits::PIDS))));
     known.push(("open files", format!("{} in each process", limits.open_files.unwrap_or(Limits::OPEN_FILES))));
     known.push(("terminals", format!("{} on each node", limits.terminals.unwrap_or(Limits::TERMINALS))));
+    known.extend((dc.spec.proc != ProcView::default()).then(|| ("/proc", format!("of each {}", dc.spec.proc.name()))));
     known.extend(dc.spec.with_opt.then(|| ("node's /opt", "shown".to_owned())));
     known
 }
