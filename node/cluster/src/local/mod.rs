@@ -41,6 +41,9 @@ use timed_lock::TimedLock;
 pub const HISTORY_DEFAULT: u64 = 10_000;
 /// How long a call waits for the file's lock by default.
 pub const BUSY_DEFAULT: Duration = Duration::from_secs(2);
+/// How often the log is begun anew for a transaction that found no space: a reader that was looking just then keeps the
+/// log as it is until it has read.
+const ANEW_TRIES: usize = 8;
 
 #[derive(Clone, Debug)]
 pub struct LocalConfig {
@@ -110,11 +113,17 @@ impl Shared {
         work(&mut store)
     }
 
-    /// Runs `work` with the connection that writes; a second time, with the log begun anew, where there was no space.
+    /// Runs `work` with the connection that writes; again, with the log begun anew, where there was no space.
     fn write<T>(&self, mut work: impl FnMut(&mut Store) -> Result<T, EngineError>) -> Result<T, EngineError> {
-        self.with(&self.writer, |store| match work(store) {
-            Err(EngineError::Full(_)) => store.begin_log_anew().and_then(|()| work(store)),
-            done => done,
+        self.with(&self.writer, |store| {
+            let mut done = work(store);
+            for _ in 0..ANEW_TRIES {
+                if !matches!(done, Err(EngineError::Full(_))) {
+                    break;
+                }
+                done = store.begin_log_anew().and_then(|()| work(store));
+            }
+            done
         })
     }
 
