@@ -12,6 +12,7 @@ pub mod debian;
 pub mod load;
 pub mod machines;
 pub mod openapi;
+pub mod outside;
 pub mod robustness;
 pub mod store_load;
 pub mod terminal;

@@ -96,7 +96,7 @@ fn every_metric_is_set_and_every_counter_moves_with_what_it_counts() {
     let has_etcd = std::process::Command::new("etcd").arg("--version").output().is_ok();
     let engine: &[&str] = if has_etcd { &["--engine", "etcd"] } else { &[] };
     let cluster = Cluster::up_with(3, engine);
-    cluster.container("shop", 3, &["--fs-node", "n2", "--disk-node", "n3"]);
+    cluster.container("shop", 3, &["--fs-node", "n2", "--disk-node", "n3", "-p", "8080:80"]);
     cluster.ok(&[
         "run",
         "shop",
@@ -120,6 +120,8 @@ fn every_metric_is_set_and_every_counter_moves_with_what_it_counts() {
         cluster.ok(&["dev", "exec", node, "--", "kill", "-9", &member]);
     }
     exchange_a_message(&cluster);
+    // A client, whom nobody serves.
+    cluster.output(&["dev", "exec", "n1", "--", "curl", "-s", "http://127.0.0.1:8080/"]);
     // A refusal, and a stream.
     assert_eq!(cluster.fails(&["dc", "inspect", "nothing"]).0, 1);
     cluster.ok(&["run", "shop", "--node", "n1", "--", "true"]);

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use end_to_end::outside::{Outside, SERVER};
 use end_to_end::{Cluster, dvs_binary, eventually};
 use ipc::{Endpoint, IpcError, Message, Port, Source, Wait};
 use serde_json::Value;
@@ -240,6 +241,49 @@ fn node_gets_another_binary_while_its_programs_go_on() {
         (level[0]["level"].as_u64(), level[0]["readable"].as_u64()),
         (level[0]["newest"].as_u64(), level[0]["newest"].as_u64())
     );
+}
+
+/// A port gate of a node, as the node numbers its processes.
+fn port_gates(cluster: &Cluster, node: &str) -> Vec<String> {
+    let found = cluster.output(&["dev", "exec", node, "--", "pgrep", "-f", "^dvs gate ports"]);
+    String::from_utf8_lossy(&found.stdout).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn client_outside_of_a_replicated_service_notices_no_upgrade_of_any_node() {
+    let world = World::of(&dvs_binary(), 3);
+    let cluster = &world.cluster;
+    cluster.container("shop", 3, &["-p", "8080:80"]);
+    let nodes = ["n1", "n2", "n3"];
+    let service = ["service", "add", "--instances", "3", "shop", "web", "--", "python3", "-c", SERVER, "80"];
+    cluster.ok(&service);
+    eventually("an instance on each node", SOON, || {
+        let services = cluster.json(&["service", "ls", "shop", "-o", "json"]);
+        let instances = services[0]["instances"].as_array()?.clone();
+        instances.iter().all(|one| one["pid"].as_u64().is_some()).then_some(())
+    });
+    let addresses = cluster.json(&["node", "ls", "-o", "json"]);
+    let addresses = addresses.as_array().expect("a list").iter().map(|node| node["address"].as_str().expect("text"));
+    let urls: Vec<String> = addresses.map(|address| format!("http://{address}:8080/")).collect();
+    let client = Outside::begin(cluster, "n1", &urls);
+    for node in nodes {
+        let earlier = port_gates(cluster, node);
+        assert_eq!(earlier.len(), 1);
+        world.upgrade(node, &dvs_binary());
+        // The earlier one stays with the connection that stays.
+        let gates = eventually("there is another gate", SOON, || {
+            let gates = port_gates(cluster, node);
+            (gates.len() == 2).then_some(gates)
+        });
+        assert!(gates.contains(&earlier[0]), "{gates:?}");
+    }
+    let told = client.end();
+    eprintln!("{} requests answered, the slowest after {} ms: {}", told.answered, told.longest_ms, told.by);
+    assert!(told.failed.is_empty() && told.answered > 300, "{told:?}{}", cluster.logs());
+    assert!(told.longest_ms < GAP_MS_MAX as f64, "{told:?}");
+    for node in nodes {
+        eventually("the earlier gate is gone", SOON, || (port_gates(cluster, node).len() == 1).then_some(()));
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::placement::{Placement, ServerKind};
+use crate::port::{PortSpec, SharePort};
 use crate::service::ServiceSpec;
 
 /// ```toml
@@ -58,6 +59,9 @@ pub struct DcSpec {
     /// Programs that are kept running. More come and go by `dvs service`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub services: Vec<ServiceSpec>,
+    /// What of it is reached from outside. More come and go by `dvs port`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<PortSpec>,
 }
 
 /// A node that comes to a container.
@@ -243,6 +247,9 @@ pub struct NodeShare {
     /// Endpoints that this node gives to programs: the first, and the one after the last.
     pub endpoints: Range<u32>,
     pub servers: Vec<ServerStatus>,
+    /// What it publishes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<SharePort>,
     /// Why it is not running, outermost first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,

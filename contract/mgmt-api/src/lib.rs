@@ -17,6 +17,7 @@ mod join;
 mod node;
 pub mod path;
 mod placement;
+mod port;
 mod process;
 pub mod routes;
 mod service;
@@ -43,6 +44,7 @@ pub use node::{
     NodeState, PAIRS_MAX, PendingServer, UpgradeState, Version,
 };
 pub use placement::{Capacity, Instance, Placement, Promise, Role, ServerKind, Volume, Why};
+pub use port::{NoPort, PortAtNode, PortInfo, PortProtocol, PortSpec, PortState, SharePort};
 pub use process::{ExecRequest, Process, ProcessState, RootFs, RunRequest, RunResponse, SignalRequest, TerminalSize};
 pub use service::{
     HealthProbe, HealthSpec, MoveRequest, PlacePolicy, RestartPolicy, ServiceInfo, ServiceInstance, ServiceSpec,

@@ -105,6 +105,10 @@ pub const SERVICE_STOP: &str = "/v1/dcs/{dc}/services/{service}/stop";
 pub const SERVICE_RESTART: &str = "/v1/dcs/{dc}/services/{service}/restart";
 /// POST [`crate::MoveRequest`]: instances end where they stand and begin elsewhere. [`crate::ServiceInfo`]
 pub const SERVICE_MOVE: &str = "/v1/dcs/{dc}/services/{service}/move";
+/// GET: list of [`crate::PortInfo`]; POST [`crate::PortSpec`]: 201 with [`crate::PortInfo`] when its nodes listen.
+pub const PORTS: &str = "/v1/dcs/{dc}/ports";
+/// DELETE, `{port}` as of `PortSpec`: nobody listens there any more; what is connected goes on.
+pub const PORT: &str = "/v1/dcs/{dc}/ports/{port}";
 /// POST with `Upgrade: dvs-stream`, `?path=/in/tree&node=n1` ([`crate::in_tree`]): the client sends a tar stream as
 /// stdin frames, plain or compressed with gzip, bzip2, xz or zstd; it is unpacked into the tree by a process inside the
 /// container, which follows no link; exit frame ends. Status 2: some entries could not be made; standard error names

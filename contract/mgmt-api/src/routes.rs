@@ -278,6 +278,12 @@ routes! {
     ServiceMove "service-move": Post SERVICE_MOVE OPERATOR, Changes, &[], Some("MoveRequest")
         => Answer::One("ServiceInfo");
         "Instances of a service end where they stand and begin elsewhere."
+    Ports "ports": Get PORTS VIEWER, Reads, &[], None => Answer::Many("PortInfo");
+        "Ports of nodes that lead into a container."
+    PortAdd "port-add": Post PORTS OPERATOR, Changes, &[], Some("PortSpec") => Answer::Made("PortInfo");
+        "Publishes a port; answered when its nodes listen."
+    PortRemove "port-remove": Delete PORT OPERATOR, Changes, &[], None => Answer::Nothing;
+        "Publishes a port no more; what is connected goes on."
     Processes "processes": Get PROCESSES VIEWER, Reads, &[], None => Answer::Many("Process");
         "Processes of a container on all its nodes. A header dvs-missing names each node that did not answer."
     Run "run": Post PROCESSES OPERATOR, Changes, &[SESSION], Some("RunRequest") => Answer::StreamOr("RunResponse");
@@ -338,11 +344,12 @@ mod tests {
         match operation {
             Join => [true; 6],
             Version | Live | Ready | Livez | Readyz | Examination | Metrics | Nodes | Node | Dcs | Dc | DcChannels
-            | Level | Processes | Process | Myself | Services | Service => [false, true, true, true, true, true],
-            DcCreate | DcDelete | DcStart | DcStop | DcNodeAdd | DcNodeRemove | Run | Signal | Attach | Logs | Exec
-            | Import | ServiceAdd | ServiceRemove | ServiceStart | ServiceStop | ServiceRestart | ServiceMove => {
-                [false, false, true, true, true, true]
+            | Level | Processes | Process | Myself | Services | Service | Ports => {
+                [false, true, true, true, true, true]
             }
+            DcCreate | DcDelete | DcStart | DcStop | DcNodeAdd | DcNodeRemove | Run | Signal | Attach | Logs | Exec
+            | Import | PortAdd | PortRemove | ServiceAdd | ServiceRemove | ServiceStart | ServiceStop
+            | ServiceRestart | ServiceMove => [false, false, true, true, true, true],
             Settings | NodeChange | NodeRemove | Authority | AuthorityRotate | Tokens | TokenCreate | TokenRemove
             | Accesses | AccessCreate | AccessRemove | Audit => [false, false, false, true, true, true],
             Facts | Backup | Upgrade | UpgradeDaemon | UpgradeServers => [false, false, false, false, true, true],

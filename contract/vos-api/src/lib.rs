@@ -18,6 +18,7 @@ pub mod fs;
 pub mod job_door;
 pub mod jobs;
 pub mod operation;
+pub mod ports;
 pub mod session;
 
 pub use operation::{Class, Empty, Encoded, Errno, Measured, Operation, Reply, Unreadable};

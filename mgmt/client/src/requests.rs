@@ -7,8 +7,8 @@ use hyper::http::Method;
 use mgmt_api::path::{self, fill};
 use mgmt_api::{
     AccessFile, AccessInfo, AccessRequest, AuthorityState, ChannelInfo, ClusterLevel, Dc, DcNodeRequest, DcSpec,
-    Examination, ExecRequest, Health, MoveRequest, Myself, NewToken, Node, NodeChange, Process, RunRequest,
-    RunResponse, ServiceInfo, ServiceSpec, SignalRequest, TokenInfo, TokenRequest, UpgradeState, Version,
+    Examination, ExecRequest, Health, MoveRequest, Myself, NewToken, Node, NodeChange, PortInfo, PortSpec, Process,
+    RunRequest, RunResponse, ServiceInfo, ServiceSpec, SignalRequest, TokenInfo, TokenRequest, UpgradeState, Version,
 };
 
 use crate::connection::{ACT_SECONDS, ASK_SECONDS, Noted};
@@ -291,6 +291,20 @@ impl Client {
     pub async fn move_service(&self, dc: &str, service: &str, request: &MoveRequest) -> Result<ServiceInfo, Error> {
         let path = named(path::SERVICE_MOVE, &[("dc", dc), ("service", service)]);
         self.json(Method::POST, &path, Some(request), ASK_SECONDS).await
+    }
+
+    pub async fn ports(&self, dc: &str) -> Result<Vec<PortInfo>, Error> {
+        self.json(Method::GET, &named(path::PORTS, &[("dc", dc)]), NONE, ASK_SECONDS).await
+    }
+
+    /// Answers when its nodes listen.
+    pub async fn add_port(&self, dc: &str, spec: &PortSpec) -> Result<PortInfo, Error> {
+        self.json(Method::POST, &named(path::PORTS, &[("dc", dc)]), Some(spec), ACT_SECONDS).await
+    }
+
+    /// Answers when no node listens there any more.
+    pub async fn remove_port(&self, dc: &str, port: &str) -> Result<(), Error> {
+        self.nothing(Method::DELETE, &named(path::PORT, &[("dc", dc), ("port", port)]), NONE, ACT_SECONDS).await
     }
 
     /// Of all nodes that answer.

@@ -8,7 +8,7 @@ use client::{Contexts, Places, Wanted};
 
 use crate::commands::{
     access, attach, audit, cluster, completion, context, daemon, dc, dev, doctor, ds, exec, import, internal, kill,
-    logs, metrics, names, node, ps, run, service, version,
+    logs, metrics, names, node, port, ps, run, service, version,
 };
 use crate::output::Format;
 
@@ -139,6 +139,8 @@ pub enum Command {
     Dc(dc::Command),
     #[command(subcommand)]
     Service(service::Command),
+    #[command(subcommand)]
+    Port(port::Command),
     #[command(subcommand)]
     Ds(ds::Command),
     #[command(subcommand)]

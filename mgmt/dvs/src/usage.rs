@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn command_of_the_machinery_is_never_proposed() {
-        for typed in ["keepr", "prox", "shel", "gat", "intern"] {
+        for typed in ["keepr", "proxyy", "shel", "gat", "intern"] {
             assert_eq!(refused(&format!("dvs {typed}")).hint.unwrap(), "dvs --help", "{typed}");
         }
         assert_eq!(refused("dvs serve").hint.unwrap(), "dvs service", "and not dvs server");

@@ -129,6 +129,7 @@ mod tests {
             pid_base: 0,
             endpoints: 0..0,
             servers: Vec::new(),
+            ports: Vec::new(),
             problems: Vec::new(),
         };
         let record = ShareRecord { id: 1, generation, stage: Stage::Down, gone: true, share };

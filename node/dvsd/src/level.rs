@@ -101,6 +101,11 @@ fn read(engine: &dyn Lookup) -> Result<(u64, Option<Revision>), EngineError> {
     Ok(said.map_or((UNSAID, None), |(level, at)| (level, Some(at))))
 }
 
+/// What all daemons of the cluster can read.
+pub fn of(engine: &dyn Lookup) -> Result<u64, EngineError> {
+    Ok(read(engine)?.0)
+}
+
 /// The level in a list of what is below [`FORMAT_KEY`].
 pub fn listed(format: &Listing) -> Result<u64, EngineError> {
     format.entries.first().map_or(Ok(UNSAID), records::decode)

@@ -6,10 +6,11 @@ use std::ops::{Range, RangeInclusive};
 use abi::limits::{
     DISKS_PER_DC, ENDPOINTS_PER_DC, ENDPOINTS_PROMISED, NODES_PER_DC, PIDS_PER_NODE, WELL_KNOWN_ENDPOINTS,
 };
-use mgmt_api::{DcSpec, ErrorBody, ErrorKind, valid_name};
+use mgmt_api::{DcSpec, ErrorBody, ErrorKind, PortProtocol, valid_name};
 use rustix::thread::CpuSet;
 use sandbox::overlay::{OverlayError, Subnet};
 use vos_api::fs::VOLUME_BYTES_MIN;
+use vos_api::ports::PORTS_MAX;
 
 use crate::kinds::KINDS;
 
@@ -47,6 +48,7 @@ pub fn check(spec: &DcSpec, known_nodes: &KnownNodes) -> Result<(), ErrorBody> {
     check_cpus(spec, known_nodes)?;
     check_servers(spec)?;
     check_disks(spec)?;
+    check_ports(spec)?;
     service_core::wish::check(&spec.services, &spec.nodes)
 }
 
@@ -175,6 +177,29 @@ fn check_disks(spec: &DcSpec) -> Result<(), ErrorBody> {
             return Err(bad(format!("disk {:?} cannot have {} bytes", disk.name, disk.bytes)).hint(range));
         }
         check_placed(spec, disk.node.as_deref(), &disk.name)?;
+    }
+    Ok(())
+}
+
+pub fn check_ports(spec: &DcSpec) -> Result<(), ErrorBody> {
+    if spec.ports.len() > PORTS_MAX {
+        let what = format!("{} published ports are too many", spec.ports.len());
+        return Err(bad(what).hint(format!("at most {PORTS_MAX}")));
+    }
+    for (index, port) in spec.ports.iter().enumerate() {
+        if spec.ports.iter().skip(index + 1).any(|other| port.collides(other)) {
+            let (published, protocol) = (port.published, port.protocol.name());
+            let what = format!("port {published}/{protocol} is published twice");
+            return Err(ErrorBody::new(ErrorKind::Conflict, what).hint("once for each port, address and node"));
+        }
+        if port.proxy_protocol && port.protocol == PortProtocol::Udp {
+            return Err(bad("datagrams have no beginning that could say who the client is")
+                .hint("without proxy_protocol, or tcp"));
+        }
+        if port.address.is_some_and(|address| address.is_multicast()) {
+            return Err(bad(format!("nobody listens at {port}")).hint("an address of the nodes"));
+        }
+        port.nodes.iter().try_for_each(|node| check_placed(spec, Some(node), &format!("port {port}")))?;
     }
     Ok(())
 }

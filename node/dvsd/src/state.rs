@@ -130,6 +130,12 @@ impl Child {
         }))
     }
 
+    /// Of one that ends by itself, some day: the record goes.
+    pub fn release(self) -> Result<(), StateError> {
+        LINGERING.lock().push(self.pidfd);
+        remove(&self.path)
+    }
+
     pub fn mark_ready(&mut self) -> Result<(), StateError> {
         self.record.ready = true;
         self.find_serving();

@@ -255,6 +255,14 @@ impl Supervised {
         }
     }
 
+    /// Leaves it to itself: it ends when it is done, and nobody looks after it any more.
+    pub fn release(&mut self) -> Result<(), StateError> {
+        match std::mem::replace(&mut self.life, Life::Absent) {
+            Life::Starting { child, .. } | Life::Running { child, .. } => child.release(),
+            Life::Absent | Life::Resting { .. } => Ok(()),
+        }
+    }
+
     /// Ends one that does not serve any more as it should, which counts as its death. Blocks like [`Supervised::end`].
     pub fn give_up(&mut self, now: Instant, grace: Duration, why: String) {
         if let Err(error) = self.end(grace) {

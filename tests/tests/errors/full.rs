@@ -333,6 +333,13 @@ fn on_a_node_whose_disk_is_full_every_command_does_it_or_says_why_not_and_works_
     if !world.cluster.ok(&["service", "ls", "idle", "-o", "name"]).lines().any(|name| name == "clock/0") {
         world.cluster.ok(&["service", "add", "idle", "clock", "--", "true"]);
     }
+    let ports = world.cluster.ok(&["port", "ls", "idle", "-o", "name"]);
+    if ports.lines().any(|name| name == "18080:80/tcp") {
+        world.cluster.ok(&["port", "rm", "idle", "18080"]);
+    }
+    if !ports.lines().any(|name| name == "18079:18079/tcp") {
+        world.cluster.ok(&["port", "add", "idle", "18079"]);
+    }
     if !world.cluster.ok(&["access", "ls", "-o", "name"]).lines().any(|name| name == "ada") {
         let out = world.files.path("ada2.access").display().to_string();
         world.cluster.ok(&["access", "token", "ada", "--role", "viewer", "--out", &out]);

@@ -145,6 +145,7 @@ impl World {
             cluster.ok(&["ds", "put", "shop", key, "value"]);
         }
         cluster.ok(&["service", "add", "idle", "clock", "--", "true"]);
+        cluster.ok(&["port", "add", "idle", "18079"]);
         cluster.ok(&["service", "add", "shop", "clock", "--", "sleep", "100000"]);
         eventually("the service runs", BOUND, || {
             let services = cluster.json(&["service", "ls", "shop", "-o", "json"]);

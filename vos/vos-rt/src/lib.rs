@@ -17,7 +17,7 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 mod frame;
-mod log;
+pub mod log;
 mod pool;
 mod request;
 mod run;

@@ -27,7 +27,7 @@ fn schemas() -> Map<String, Value> {
     add! {
         AccessFile AccessInfo AccessRequest AuditEntry AuthorityState ChannelInfo ClusterLevel Dc DcNodeRequest DcSpec ErrorBody Examination
         ExecRequest Health JoinAnswer JoinRequest Myself NewToken Node NodeChange MoveRequest NodeFacts Process RunRequest
-        RunResponse ServiceInfo ServiceSpec SignalRequest TokenInfo TokenRequest UpgradeState Version
+        PortInfo PortSpec RunResponse ServiceInfo ServiceSpec SignalRequest TokenInfo TokenRequest UpgradeState Version
     }
     generator.take_definitions(true)
 }

@@ -23,6 +23,7 @@ Started by `dvs daemon`, one process each, with their instructions in the variab
   dvs server cs       locks, elections and groups for the programs of a container on this node
   dvs gate fuse       brings the file server's tree into the container's mount namespace
   dvs gate calls      answers system calls of programs that name processes of other nodes
+  dvs gate ports      leads from published ports of the node into a container
   dvs proxy           carries messages and data to the other nodes
   dvs shelf           holds copies of the broker's descriptors; survives the daemon
   dvs etcd            becomes the node's member of etcd; survives the daemon
@@ -76,6 +77,8 @@ pub enum Gate {
     Fuse,
     /// System calls that name processes of other nodes.
     Calls,
+    /// Ports of the node that lead into a container.
+    Ports,
 }
 
 pub fn execute(global: &Global, command: Command) -> Outcome {
@@ -136,6 +139,7 @@ mod machinery {
         match gate {
             Gate::Fuse => gate_fuse::main_from_spawn(),
             Gate::Calls => gate_syscall::main_from_spawn(),
+            Gate::Ports => gate_port::main_from_spawn(),
         }
     }
 

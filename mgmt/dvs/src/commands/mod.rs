@@ -20,6 +20,7 @@ pub mod man;
 pub mod metrics;
 pub mod names;
 pub mod node;
+pub mod port;
 pub mod ps;
 pub mod retire;
 pub mod run;
@@ -53,6 +54,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Import(options) => import::execute(global, &options),
         Command::Dc(command) => dc::execute(global, command),
         Command::Service(command) => service::execute(global, command),
+        Command::Port(command) => port::execute(global, command),
         Command::Ds(command) => ds::execute(global, command),
         Command::Node(command) => node::execute(global, &command),
         Command::Cluster(command) => cluster::execute(global, &command),

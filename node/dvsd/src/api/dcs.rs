@@ -20,14 +20,14 @@ use serde::Deserialize;
 
 use super::failure::{Failure, failure, no_such_dc};
 use super::tree::Sight;
-use super::{Api, blocking, nodes, parse, phase, read_body};
+use super::{Api, blocking, nodes, parse, phase, ports, read_body};
 use crate::farewell;
 use crate::kinds;
 use crate::ledger::{self, Booking, Change};
 use crate::level;
 use crate::placer;
 use crate::reconcile::share::Share;
-use crate::records::{self, DcRecord, DcView, Desired, Images, NodeHealth, NodeRecord, NodeWish};
+use crate::records::{self, DcRecord, DcView, Desired, Images, NodeHealth, NodeRecord, NodeWish, ShareRecord};
 use crate::services;
 use crate::space;
 use crate::spec;
@@ -268,6 +268,7 @@ fn silent_shares(view: &DcView) -> impl Iterator<Item = NodeShare> {
             pid_base: share.pid_base,
             endpoints: share.endpoints.clone(),
             servers: share.parts.iter().filter_map(|part| share.status(part)).collect(),
+            ports: Vec::new(),
             problems: vec![
                 "its daemon reports nothing: it is down, and with it perhaps the node; see dvs node ls".to_owned(),
             ],
@@ -318,7 +319,11 @@ fn decide(engine: &dyn Engine, spec: &DcSpec, desired: Desired) -> Result<Decisi
         return Err(name_taken(&spec.name));
     }
     let accounts = ledger::accounts_in(&[capacity, promised])?;
-    let kinds = kinds::known_at(level::listed(&format)?);
+    let level = level::listed(&format)?;
+    if !spec.ports.is_empty() {
+        ports::demand_release(level)?;
+    }
+    let kinds = kinds::known_at(level);
     let placement = placer::place(spec, &kinds, &accounts).map_err(|shortage| shortage.refusal(&spec.name))?;
     let booking = ledger::book(&accounts, &placement.promised, Change::Promise);
     Ok(Decision { placement, booking, number: number.map_err(no_number)? })
@@ -549,7 +554,9 @@ pub fn progress_of_start(view: &DcView, alive: &BTreeSet<String>, generation: u6
     }
     let share = |node: &String| view.shares.get(node).filter(|share| share.generation == generation);
     for node in &view.record.spec.nodes {
-        if let Some(share) = share(node).filter(|share| share.share.phase == DcPhase::Failed) {
+        let is_closed = |share: &&ShareRecord| share.share.ports.iter().any(|port| port.problem.is_some());
+        let has_failed = |share: &&ShareRecord| share.share.phase == DcPhase::Failed || is_closed(share);
+        if let Some(share) = share(node).filter(has_failed) {
             let body = ErrorBody::new(
                 ErrorKind::Unavailable,
                 format!("container '{}' did not start on {node}", view.record.spec.name),
@@ -677,7 +684,6 @@ mod tests {
 
     use super::*;
     use crate::reconcile::plan::Stage;
-    use crate::records::ShareRecord;
 
     fn engine_with_a_node() -> (tempfile::TempDir, LocalEngine) {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -761,8 +767,8 @@ mod tests {
         let alive = BTreeSet::from(["n1".to_owned()]);
         let progress = |generation, desired, reported, phase| {
             let (address, pid_base, endpoints) = (String::new(), 0, 0..0);
-            let (node, servers, problems) = ("n1".to_owned(), Vec::new(), Vec::new());
-            let share = NodeShare { node, phase, address, pid_base, endpoints, servers, problems };
+            let (node, servers, ports, problems) = ("n1".to_owned(), Vec::new(), Vec::new(), Vec::new());
+            let share = NodeShare { node, phase, address, pid_base, endpoints, servers, ports, problems };
             let said = ShareRecord { id: 1, generation: reported, stage: Stage::Down, gone: false, share };
             let record = DcRecord { generation, desired, ..wished.clone() };
             let view = DcView { record, modified: cluster::Revision(1), shares: [("n1".to_owned(), said)].into() };

@@ -10,8 +10,8 @@ use mgmt_api::routes::{Operation, ROUTES};
 
 use super::failure::{Failure, failure};
 use super::{
-    Api, BODY_BYTES_MAX, access, backup, dcs, examination, gate, health, joining, nodes, processes, requests, services,
-    settings, spans, upgrade,
+    Api, BODY_BYTES_MAX, access, backup, dcs, examination, gate, health, joining, nodes, ports, processes, requests,
+    services, settings, spans, upgrade,
 };
 
 fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
@@ -62,6 +62,9 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
         Operation::ServiceStop => post(services::stop),
         Operation::ServiceRestart => post(services::restart),
         Operation::ServiceMove => post(services::move_away),
+        Operation::Ports => get(ports::list),
+        Operation::PortAdd => post(ports::add),
+        Operation::PortRemove => delete(ports::remove),
         Operation::Processes => get(processes::list),
         Operation::Run => post(processes::run),
         Operation::Process => get(processes::show),

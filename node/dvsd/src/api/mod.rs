@@ -18,6 +18,7 @@ mod joining;
 pub use health::checks;
 pub use mgmt_api::HealthCheck;
 mod nodes;
+mod ports;
 pub use nodes::unreachable_since;
 mod processes;
 mod relay;

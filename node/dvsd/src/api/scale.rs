@@ -98,6 +98,7 @@ fn report(engine: &dyn Engine, node: &str, lease: cluster::LeaseId, orders: &Rec
                 pid_base: share.pid_base,
                 endpoints: share.endpoints.clone(),
                 servers: share.parts.iter().filter_map(|part| share.status(part)).collect(),
+                ports: Vec::new(),
                 problems: Vec::new(),
             },
         };

@@ -237,7 +237,7 @@ fn without_node(record: &DcRecord, node: &str) -> (DcRecord, BTreeMap<String, Pr
     (record, promised)
 }
 
-fn demand_lasting(record: &DcRecord) -> Result<(), Failure> {
+pub fn demand_lasting(record: &DcRecord) -> Result<(), Failure> {
     match record.desired {
         Desired::Deleted { .. } => {
             let what = format!("container '{}' is being deleted", record.spec.name);
@@ -275,7 +275,7 @@ fn spans_not(record: &DcRecord, node: &str) -> Failure {
     failure(ErrorKind::NotFound, what, format!("its nodes are {}", record.spec.nodes.join(", ")))
 }
 
-fn contended() -> Failure {
+pub fn contended() -> Failure {
     failure(ErrorKind::Unavailable, format!("others were faster {ATTEMPTS} times"), "again")
 }
 

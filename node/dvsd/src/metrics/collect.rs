@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
+use keeper::KeeperClient;
 use mgmt_api::{DcPhase, LinkInfo, LinkState, NodeShare, ServerState};
+use vos_api::ports::PortCounts;
 
 use super::engine::Call;
 use super::process::OwnProcess;
@@ -10,8 +12,10 @@ use super::table as metric;
 use super::text::Exposition;
 use crate::api::{self, HealthCheck};
 use crate::context::Context;
+use crate::reconcile::{parts, published};
 use crate::space::Space;
 use crate::state;
+use crate::supervise::Problem;
 
 const LINK_STATES: [&str; 5] = ["up", "suspect", "broken", "down", "unknown"];
 const PHASES: [&str; 6] = ["stopped", "starting", "running", "degraded", "stopping", "failed"];
@@ -116,15 +120,30 @@ fn one_link(link: &LinkInfo, out: &mut Exposition) {
     }
 }
 
+/// A gate that begins says nothing yet.
+fn ports(context: &Context, dc: &str, id: u32, out: &mut Exposition) {
+    let counts = KeeperClient::connect(parts::keeper_socket(&context.config.dc_run_dir(id)))
+        .map_err(Problem::from)
+        .and_then(|keeper| published::counts(&keeper));
+    for PortCounts { name, open, taken, refused } in counts.unwrap_or_default() {
+        let labels = [dc, &published::in_short(&name)];
+        out.set(&metric::PORT_CONNECTIONS, &labels, u64::from(open));
+        out.set(&metric::PORT_CLIENTS, &labels, taken);
+        out.set(&metric::PORT_CLIENTS_REFUSED, &labels, refused);
+    }
+}
+
 fn containers(context: &Context, out: &mut Exposition) {
     // Copied, so that nobody waits for this one's text.
-    let shares: Vec<(String, NodeShare)> = {
+    let shares: Vec<(String, u32, NodeShare)> = {
         let observed = context.observed.lock();
         let views = observed.names().into_iter().filter_map(|name| Some((observed.view(&name)?, name)));
-        let own = views.filter_map(|(mut view, name)| Some((name, view.shares.remove(&context.config.node)?.share)));
+        let own = views.filter_map(|(mut view, name)| {
+            Some((name, view.record.id, view.shares.remove(&context.config.node)?.share))
+        });
         own.collect()
     };
-    for (dc, share) in shares {
+    for (dc, id, share) in shares {
         let phase = match share.phase {
             DcPhase::Stopped => "stopped",
             DcPhase::Starting => "starting",
@@ -135,6 +154,9 @@ fn containers(context: &Context, out: &mut Exposition) {
         };
         out.set_state(&metric::CONTAINER_PHASE, &[&dc], &PHASES, phase);
         out.set(&metric::CONTAINER_PROBLEMS, &[&dc], share.problems.len());
+        if !share.ports.is_empty() {
+            ports(context, &dc, id, out);
+        }
         for server in &share.servers {
             out.set(&metric::SERVER_UP, &[&dc, &server.name], server.state == ServerState::Running);
             out.set(&metric::SERVER_RESTARTS, &[&dc, &server.name], server.restarts);

@@ -93,6 +93,12 @@ metrics! {
     SERVER_UP: Gauge "dvs_server_up" "" ["dc" "server"] "Whether a server or gate of a container runs on this node.";
     SERVER_RESTARTS: Counter "dvs_server_restarts" "" ["dc" "server"] "Restarts of a server or gate of a container.";
 
+    // Their ports that are published here.
+    PORT_CONNECTIONS: Gauge "dvs_port_connections" "" ["dc" "port"] "Connections to a published port, and clients of datagrams.";
+    PORT_CLIENTS: Counter "dvs_port_clients" "" ["dc" "port"] "Clients that came to a published port, since its gate began.";
+    PORT_CLIENTS_REFUSED: Counter "dvs_port_clients_refused" "" ["dc" "port"]
+        "Of them, those for which nobody listened in the container.";
+
     // The machine.
     HOST_SPACE: Gauge "dvs_host_space_bytes" "bytes" ["place"] "Size of the file system of a directory of the daemon.";
     HOST_SPACE_FREE: Gauge "dvs_host_space_free_bytes" "bytes" ["place"] "What is free in it.";

@@ -7,6 +7,7 @@
 
 pub mod parts;
 pub mod plan;
+pub mod published;
 pub mod share;
 mod worker;
 

@@ -14,13 +14,15 @@ use std::time::{Duration, Instant};
 use abi::{DcId, Endpoint, Epoch};
 use broker::{BrokerError, DcOptions, Home, ServerIdentity};
 use keeper::{CallGateFds, FuseOptions, JobFds, KeeperClient, KeeperOptions, ProcFds};
-use mgmt_api::{DiskStore, Volume};
+use mgmt_api::{DiskStore, PortSpec, SharePort, Volume};
 use sandbox::cgroup::Cgroup;
 use sandbox::overlay::{Overlay, Peer, Subnet};
 use serde_json::{Map, Value, json};
 use sys::launch::PidNamespace;
+use vos_api::ports::NodeAddresses;
 
 use super::plan::{Observed, Part, Standing};
+use super::published::{self, Published};
 use super::share::Share;
 use crate::context::Context;
 use crate::desks;
@@ -36,6 +38,8 @@ use crate::supervise::{OnAdoption, Problem, Supervised};
 const SERVER_GRACE: Duration = Duration::from_secs(10);
 /// After a failure of a part that is no process.
 const REST: Duration = Duration::from_secs(1);
+/// Among the container's uids; those of servers are in `kinds`.
+const PORTS_UID_SLOT: u32 = 6;
 /// The broker's socket, in the directory that programs see as `/run/dvs`.
 const BROKER_SOCKET: &str = "broker";
 /// Likewise: who the container's nodes are.
@@ -51,6 +55,7 @@ pub struct Parts {
     cgroup: Option<Cgroup>,
     /// Seats of nodes of which the call gate was told that they are lost, a bit each.
     lost: u64,
+    published: Published,
 }
 
 /// Whether an earlier daemon worked on this share since the machine started.
@@ -113,6 +118,7 @@ impl Parts {
             plain: BTreeMap::new(),
             cgroup: None,
             lost: 0,
+            published: Published::default(),
             share,
         };
         let bound = parts.bound_processes()?;
@@ -216,6 +222,7 @@ impl Parts {
         if self.share.parts.iter().any(|part| self.standing(part) != Standing::Ready) {
             return;
         }
+        self.renew_port_gate();
         let servers = self.processes.iter_mut().filter(|(part, _)| matches!(part, Part::Server(..)));
         let mut earlier = servers.filter(|(_, process)| process.pid().is_some_and(renewal::is_of_another_binary));
         if let Some((part, process)) = earlier.next() {
@@ -224,11 +231,74 @@ impl Parts {
         }
     }
 
+    /// Nobody who is connected notices: the next one takes over the sockets, and this one goes with its last client.
+    fn renew_port_gate(&mut self) {
+        let is_earlier = |process: &Supervised| process.pid().is_some_and(renewal::is_of_another_binary);
+        if !self.processes.get(&Part::Ports).is_some_and(is_earlier) {
+            return;
+        }
+        let sent = self.keeper().and_then(|keeper| published::send_away(&keeper));
+        let released = sent.and_then(|()| match self.processes.get_mut(&Part::Ports) {
+            Some(process) => Ok(process.release()?),
+            None => Ok(()),
+        });
+        match released {
+            Ok(()) => tracing::info!(dc = self.share.id, "the port gate gives way to that of the daemon's release"),
+            Err(cause) => {
+                tracing::warn!(dc = self.share.id, problem = crate::supervise::causes(&*cause), "the port gate stays");
+            }
+        }
+    }
+
+    /// Tells the port gate what is published, and who the nodes are.
+    pub fn publish(&mut self) {
+        let gate = self.processes.get(&Part::Ports).filter(|gate| gate.standing() == Standing::Ready);
+        let gate = gate.and_then(Supervised::pid);
+        let mut published = std::mem::take(&mut self.published);
+        let node = &self.context.config.node;
+        match self.node_addresses() {
+            Ok(nodes) => published.look(&self.share, node, gate, nodes, &|| self.keeper()),
+            Err(problem) => tracing::warn!(dc = self.share.id, %problem, "no port is published"),
+        }
+        self.published = published;
+    }
+
+    pub fn published(&self) -> Vec<SharePort> {
+        self.published.ports()
+    }
+
+    /// What an earlier record published here, and the present one does not.
+    pub fn withdraw(&self, earlier: &[PortSpec]) {
+        // Without one nobody listens.
+        if self.keeper_pid().is_none() {
+            return;
+        }
+        let node = &self.context.config.node;
+        let is_wanted = |port: &&PortSpec| {
+            let name = published::name_of(port);
+            self.share.ports(node).any(|wanted| published::name_of(wanted) == name)
+        };
+        let gone: Vec<PortSpec> = earlier.iter().filter(|port| port.is_at(node) && !is_wanted(port)).cloned().collect();
+        if let Err(problem) = Published::withdraw(&gone, &|| self.keeper()) {
+            tracing::warn!(dc = self.share.id, problem = crate::supervise::causes(&*problem), "a port stays published");
+        }
+    }
+
+    /// Of all nodes that are not lost.
+    fn node_addresses(&self) -> Result<NodeAddresses, Problem> {
+        let subnet: Subnet = self.share.spec.subnet.parse()?;
+        let is_there = |(seat, _): &&(usize, String)| *seat != self.share.index && self.lost & 1 << seat == 0;
+        let others = self.share.seated.iter().filter(is_there);
+        let others = others.map(|(seat, _)| Ok(subnet.address(u8::try_from(*seat)?)?));
+        Ok(NodeAddresses { own: self.share.address, others: others.collect::<Result<Vec<_>, Problem>>()? })
+    }
+
     /// What is wrong, part by part.
     pub fn problems(&self) -> Vec<String> {
         let processes = self.processes.values().filter(|process| process.standing() != Standing::Ready);
         let of_processes = processes.filter_map(|process| process.problem().map(str::to_owned));
-        of_processes.chain(self.plain.values().filter_map(|plain| plain.problem.clone())).collect()
+        let of_ports = self.published.ports().into_iter().filter_map(|port| port.problem);
+        of_processes.chain(of_ports).chain(self.plain.values().filter_map(|plain| plain.problem.clone())).collect()
     }
 
     /// Failures in a row of the part that fails most.
@@ -247,7 +317,7 @@ impl Parts {
     pub fn due(&self) -> Option<Instant> {
         let now = Instant::now();
         let plain = self.plain.values().filter_map(|plain| plain.rests_until.filter(|until| *until > now));
-        self.processes.values().filter_map(Supervised::due).chain(plain).min()
+        self.processes.values().filter_map(Supervised::due).chain(plain).chain(self.published.due()).min()
     }
 
     /// Makes a part. What goes wrong is remembered with the part, which then rests.
@@ -262,7 +332,7 @@ impl Parts {
             Part::Cgroup => self.make_cgroup(),
             Part::Network => self.make_network(),
             Part::Mount => self.make_mount(),
-            Part::Keeper | Part::Server(..) => Ok(()),
+            Part::Keeper | Part::Ports | Part::Server(..) => Ok(()),
         };
         self.settle_plain(part, made.map(|()| true));
     }
@@ -276,6 +346,9 @@ impl Parts {
             Part::Cgroup => self.remove_cgroup(),
             Part::Network => Overlay::remove(self.share.id).map_err(Problem::from),
             Part::Mount => self.unmount(),
+            Part::Ports => {
+                self.processes.get_mut(part).map_or(Ok(()), |process| process.end(SERVER_GRACE)).map_err(Problem::from)
+            }
             Part::Server(kind, _) => {
                 let ended = self.processes.get_mut(part).map_or(Ok(()), |process| process.end(SERVER_GRACE));
                 if kind.descriptors.iter().any(|(_, source)| *source == Source::Desk) {
@@ -400,9 +473,11 @@ impl Parts {
     }
 
     /// Other nodes came or went: what knows them is made anew, over what is there.
-    pub fn follow(&mut self, share: Share) {
+    pub fn follow(&mut self, share: Share) -> Result<(), Problem> {
         let is_other = self.share.seated != share.seated;
-        self.share = share;
+        let earlier = std::mem::replace(&mut self.share, share);
+        self.withdraw(&earlier.spec.ports);
+        self.follow_ports()?;
         if is_other {
             // It was told of the other nodes when it began.
             self.renew_call_gate();
@@ -410,6 +485,30 @@ impl Parts {
         if is_other && let Some(network) = self.plain.get_mut(&Part::Network) {
             *network = Plain::default();
         }
+        Ok(())
+    }
+
+    /// The gate comes with the first port of this node and goes with the last.
+    fn follow_ports(&mut self) -> Result<(), Problem> {
+        let is_wanted = self.share.parts.contains(&Part::Ports);
+        match self.processes.get_mut(&Part::Ports) {
+            None if is_wanted => {
+                let logs = self.state_dir.join("log");
+                let process = Supervised::adopt("ports", &self.run_dir, &logs, OnAdoption::GoesOn)?;
+                self.processes.insert(Part::Ports, process);
+            }
+            // What is connected goes on.
+            Some(_) if !is_wanted => {
+                let sent = self.keeper().and_then(|keeper| published::send_away(&keeper));
+                match (sent, self.processes.remove(&Part::Ports)) {
+                    (Ok(()), Some(mut gate)) => gate.release()?,
+                    (Err(_), Some(mut gate)) => gate.end(SERVER_GRACE)?,
+                    (_, None) => (),
+                }
+            }
+            _ => (),
+        }
+        Ok(())
     }
 
     /// A call gate is told when it begins which nodes are lost. Of one that came back it hears by itself.
@@ -459,8 +558,10 @@ impl Parts {
 
     fn start_process(&mut self, part: &Part) {
         let Some(mut process) = self.processes.remove(part) else { return };
-        process.start(|restarts| {
-            if *part == Part::Keeper { self.keeper_role(restarts) } else { self.server_role(part, restarts) }
+        process.start(|restarts| match part {
+            Part::Keeper => self.keeper_role(restarts),
+            Part::Ports => self.ports_role(restarts),
+            _ => self.server_role(part, restarts),
         });
         self.processes.insert(*part, process);
     }
@@ -503,6 +604,30 @@ impl Parts {
             environment: Vec::new(),
             cpus: None,
             pid_namespace: PidNamespace::Shared,
+            group: self.cgroup.clone(),
+            epoch: restarts + 1,
+            restarts,
+            serving: None,
+        })
+    }
+
+    fn ports_role(&self, restarts: u64) -> Result<Role, Problem> {
+        let keeper = self.keeper()?;
+        let net = keeper.namespaces()?.net;
+        let (for_gate, own) = sys::seqpacket::pair()?;
+        keeper.store(published::CONTROL, own.as_fd())?;
+        Ok(Role {
+            name: "ports".to_owned(),
+            program: None,
+            arguments: vec!["gate", "ports"],
+            fields: self.fields(),
+            options: json!({}),
+            broker: None,
+            fds: BTreeMap::from([("net".to_owned(), net), ("control".to_owned(), for_gate)]),
+            uid: Some(crate::uids::server(self.share.id, PORTS_UID_SLOT)),
+            environment: Vec::new(),
+            cpus: self.share.spec.limits.cpus.as_deref().and_then(crate::spec::cpu_set),
+            pid_namespace: PidNamespace::Own,
             group: self.cgroup.clone(),
             epoch: restarts + 1,
             restarts,

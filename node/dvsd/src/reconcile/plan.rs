@@ -3,7 +3,7 @@
 //! Making follows dependencies, so that one part that cannot be made holds up only what needs it:
 //!
 //! ```text
-//! cgroup ─┬─ keeper ─┬─ network
+//! cgroup ─┬─ keeper ─┬─ network, port gate
 //!         │          └─ mount ── gate        broker ── servers, gate
 //!         └─ servers, gate
 //! ```
@@ -25,6 +25,8 @@ pub enum Part {
     Keeper,
     Network,
     Mount,
+    /// The port gate, of a container that publishes something on this node.
+    Ports,
     /// A server or gate: its row, and which of its kind.
     Server(&'static Kind, usize),
 }
@@ -72,6 +74,8 @@ fn needs(part: &Part) -> &'static [Part] {
     match part {
         Part::Broker | Part::Cgroup => &[],
         Part::Keeper => &[Part::Cgroup],
+        // It has the network namespace from the keeper; what is not there yet takes no connection.
+        Part::Ports => &[Part::Cgroup, Part::Keeper],
         Part::Network | Part::Mount => &[Part::Keeper],
         Part::Server(kind, _) => kind.needs,
     }
@@ -82,6 +86,8 @@ fn end(part: &Part) -> (Stage, u8) {
     match part {
         Part::Keeper => (Stage::Quiet, 0),
         Part::Mount => (Stage::Quiet, 1),
+        // Its connections end with the programs.
+        Part::Ports => (Stage::Quiet, 3),
         Part::Server(kind, _) => kind.ends,
         Part::Network => (Stage::Down, 1),
         Part::Cgroup => (Stage::Down, 2),

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::ops::Range;
 
 use abi::Endpoint;
-use mgmt_api::{DcSpec, Instance, Placement, ServerState, ServerStatus};
+use mgmt_api::{DcSpec, Instance, Placement, PortSpec, ServerState, ServerStatus};
 use serde_json::{Map, Value, json};
 
 use super::plan::Part;
@@ -43,6 +43,9 @@ impl Share {
             let kind = kinds.iter().find(|kind| kind.name == instance.kind.name())?;
             parts.push(Part::Server(kind, instance.index));
         }
+        if spec.ports.iter().any(|port| port.is_at(node)) {
+            parts.push(Part::Ports);
+        }
         let address = spec::subnet(&spec.subnet).ok()?.address(u8::try_from(index).ok()?).ok()?;
         let (pid_base, endpoints) = (spec::pid_base(index), record.endpoints_of(index)?);
         let seated = record.seated().map(|(seat, node)| (seat, node.clone())).collect();
@@ -64,6 +67,7 @@ impl Share {
     pub fn role_name(&self, part: &Part) -> Option<&str> {
         match part {
             Part::Keeper => Some("keeper"),
+            Part::Ports => Some("ports"),
             part => self.instance(part).map(|instance| instance.name.as_str()),
         }
     }
@@ -72,6 +76,11 @@ impl Share {
     pub fn status(&self, part: &Part) -> Option<ServerStatus> {
         let Instance { name, kind, endpoint, .. } = self.instance(part)?.clone();
         Some(ServerStatus { name, kind, endpoint, state: ServerState::Unknown, pid: None, restarts: 0 })
+    }
+
+    /// What it publishes on its node, which is this one.
+    pub fn ports<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a PortSpec> {
+        self.spec.ports.iter().filter(move |port| port.is_at(node))
     }
 
     /// Whether its programs' calls to other nodes are answered.

@@ -148,10 +148,17 @@ impl Working {
         let share = Share::of(record, &context.config.node).ok_or("the container has no share on this node")?;
         let run_dir = context.config.dc_run_dir(share.id);
         let history = if run_dir.join(RECORD).exists() { History::Earlier } else { History::None };
+        let earlier = remembered_of(&context.config, share.id);
         remember(&context.config, record)?;
+        let parts = Parts::open(context, share, history)?;
+        if history == History::Earlier
+            && let Some(earlier) = earlier
+        {
+            parts.withdraw(&earlier.spec.ports);
+        }
         Ok(Working {
             context: Arc::clone(context),
-            parts: Parts::open(context, share, history)?,
+            parts,
             reported: None,
             report_due: None,
             starting_told_at: None,
@@ -172,8 +179,10 @@ impl Working {
             self.generation = order.record.generation;
             self.ran = false;
             // A node that was taken out of it ends what it has.
-            if let Some(share) = Share::of(&order.record, &self.context.config.node) {
-                self.parts.follow(share);
+            if let Some(share) = Share::of(&order.record, &self.context.config.node)
+                && let Err(error) = self.parts.follow(share)
+            {
+                tracing::error!(dc = order.record.spec.name, error = causes(&*error), "cannot follow a change");
             }
             self.parts.forget_failures();
             if let Err(error) = remember(&self.context.config, &order.record) {
@@ -194,6 +203,9 @@ impl Working {
             }
             if wish == Wish::Up && self.context.renewal.is_wanted() {
                 self.parts.renew_next();
+            }
+            if wish == Wish::Up {
+                self.parts.publish();
             }
             let observed = self.parts.observed();
             let others = self.others(order, plan::stage(&observed));
@@ -264,7 +276,9 @@ impl Working {
     fn describe(&self, wish: Wish, stage: Stage, all_ready: bool) -> NodeShare {
         let problems = self.parts.problems();
         let failed = !self.ran && self.parts.worst_failures() >= FAILURES_OF_A_FAILED_START;
+        let ports = self.parts.published();
         let phase = match wish {
+            Wish::Up if all_ready && ports.iter().any(|port| port.problem.is_some()) => DcPhase::Degraded,
             Wish::Up if all_ready => DcPhase::Running,
             Wish::Up if failed => DcPhase::Failed,
             Wish::Up if self.ran => DcPhase::Degraded,
@@ -283,6 +297,7 @@ impl Working {
             pid_base: self.parts.share.pid_base,
             endpoints: self.parts.share.endpoints.clone(),
             servers: servers.collect(),
+            ports,
             problems,
         }
     }

@@ -107,8 +107,8 @@ pub struct Worker {
     /// Runs that the keeper has of what stands here no more, and when they are killed.
     strays: BTreeMap<String, Instant>,
     happened: (Sender<Happened>, Receiver<Happened>),
-    /// As of the last news.
-    services: BTreeMap<String, ServiceView>,
+    /// As of the last news; nothing is ended before there are any.
+    services: Option<BTreeMap<String, ServiceView>>,
 }
 
 impl Worker {
@@ -122,7 +122,7 @@ impl Worker {
             entries: BTreeMap::new(),
             strays: BTreeMap::new(),
             happened: channel(),
-            services: BTreeMap::new(),
+            services: None,
         }
     }
 
@@ -131,15 +131,25 @@ impl Worker {
             if self.bell.has_news.swap(false, Ordering::AcqRel) {
                 // What makes no sense ends nothing: what was known before holds.
                 match views(&*self.context().answers.mirror, self.dc) {
-                    Ok(services) => self.services = services,
+                    Ok(services) => self.services = Some(services),
                     Err(error) => {
                         tracing::error!(dc = self.dc, %error, "the services of a container are not understood")
                     }
                 }
             }
-            let services = std::mem::take(&mut self.services);
-            let until = self.turn(&services);
-            self.services = services;
+            let until = match (self.services.take(), self.record()) {
+                (Some(services), Some(record)) => {
+                    let until = self.turn(&services, &record);
+                    self.services = Some(services);
+                    until
+                }
+                // A daemon that begins has heard of the services, and not yet of their container: what its keeper holds
+                // is nobody's stray because of that.
+                (services, _) => {
+                    self.services = services;
+                    Instant::now() + EXTEND_EVERY
+                }
+            };
             waiting::until_readable([self.bell.fd.as_fd()].into_iter(), until);
             sys::eventfd::drain(&self.bell.fd);
         }
@@ -150,9 +160,8 @@ impl Worker {
     }
 
     /// Gives when to look again.
-    fn turn(&mut self, services: &BTreeMap<String, ServiceView>) -> Instant {
-        let record = self.record();
-        let runs = record.as_ref().is_some_and(|record| record.desired == Desired::Running);
+    fn turn(&mut self, services: &BTreeMap<String, ServiceView>, record: &DcRecord) -> Instant {
+        let runs = record.desired == Desired::Running;
         let has_work = !self.entries.is_empty() || services.values().any(|view| self.concerns(view));
         let standings = match self.standings() {
             Ok(standings) => standings,

@@ -8,6 +8,7 @@ use mgmt_api::{
     DcSpec, DiskSpec, DiskStore, Limits, Node, NodeState, ProcView, ServerKind, ServerSpec, WaitMode, default_subnet,
 };
 
+use super::super::port::{PortList, parse_ports};
 use super::super::{Outcome, block_on, daemon, names, print, say};
 use super::view;
 use crate::cli::Global;
@@ -28,6 +29,7 @@ Examples:
   dvs dc create shop --nodes n1,n2,n3 --start
   dvs dc create small --nodes n1 --disk 512M --memory 256M --cpus 0.5
   dvs dc create spread --fs-node n2 --disk-node n3
+  dvs dc create web --nodes n1,n2 -p 8080:80 --start
   dvs dc create -f dc.toml --start
 
 dc.toml:
@@ -52,6 +54,13 @@ dc.toml:
   [[services]]
   name = \"web\"
   command = [\"/usr/bin/python3\", \"-m\", \"http.server\", \"8080\"]
+  [[ports]]
+  published = 80                         # at the nodes
+  port = 8080                            # inside
+  address = \"192.0.2.7\"                # of the nodes; all when absent
+  protocol = \"tcp\"                     # or udp
+  nodes = [\"n1\", \"n2\"]               # all of the container when absent
+  proxy_protocol = false
 More of [[services]]: dvs service add --help")]
 pub struct Options {
     /// Name: a-z, 0-9 and -, beginning with a letter, at most 32.
@@ -108,6 +117,9 @@ pub struct Options {
     /// Whose processes /proc shows: those of all its nodes, or each node's own as the kernel has them [default: all].
     #[arg(long, value_name = "WHOSE", value_parser = parse_proc_view)]
     proc: Option<ProcView>,
+    /// Publish a port at its nodes, as in 8080:80 or 127.0.0.1:5353:53/udp; may be repeated. See dvs port add --help.
+    #[arg(short, long, value_name = "[ADDRESS:]PORT:PORT", value_parser = parse_ports)]
+    publish: Vec<PortList>,
     /// Read the description from a TOML file; - is standard input.
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -172,6 +184,7 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
         servers: Vec::new(),
         disks: Vec::new(),
         services: Vec::new(),
+        ports: Vec::new(),
     });
     if let Some(name) = options.name {
         spec.name = name;
@@ -199,6 +212,7 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
     place_server(&mut spec.servers, ServerKind::DS, options.ds_node);
     let store = options.sparse.then_some(DiskStore::Sparse);
     place_disk(&mut spec.disks, options.disk, options.disk_node, store);
+    spec.ports.extend(options.publish.into_iter().flat_map(|PortList(ports)| ports));
     Ok(spec)
 }
 

@@ -63,6 +63,10 @@ pub fn whole(whole: &Whole, out: &mut impl Write) -> io::Result<()> {
     for (instance, disk) in volumes(dc) {
         fact("disk", format!("{} {} on {}", disk.name, output::bytes(disk.bytes), instance.node));
     }
+    for port in &dc.spec.ports {
+        let nodes = if port.nodes.is_empty() { "each node".to_owned() } else { port.nodes.join(", ") };
+        fact("port", format!("{port} at {nodes}"));
+    }
     fact("asked for", asked(&dc.spec));
     for (name, value) in limits(dc) {
         fact(name, value);

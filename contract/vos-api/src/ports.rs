@@ -1,0 +1,269 @@
+//! What the node daemon tells the port gate of a container on its node, a packet each (`docs/design/ports.md`).
+//!
+//! Everything may be told again: a daemon that begins tells all of it. Only [`ToPortGate::Count`] is answered, by the
+//! counts of every port, in packets of at most [`COUNTS_PER_PACKET`]; one with fewer is the last.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Of one container on a node.
+pub const PORTS_MAX: usize = 128;
+/// Of any packet.
+pub const PORT_PACKET_BYTES_MAX: usize = 4096;
+pub const COUNTS_PER_PACKET: usize = 64;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum PortTransport {
+    Tcp,
+    Udp,
+}
+
+/// What is published: where the node listens. The unspecified address of IPv6 stands for all addresses of the node.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct PortName {
+    pub transport: PortTransport,
+    pub address: IpAddr,
+    pub port: u16,
+}
+
+/// Whether a connection begins with who the client is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Introduction {
+    None,
+    /// A header of the PROXY protocol, version 2.
+    Proxy,
+}
+
+/// Nodes of a container, as a gate on one of them sees them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NodeAddresses {
+    /// Of the gate's own node.
+    pub own: Ipv4Addr,
+    /// Of the others, without those that are lost.
+    pub others: Vec<Ipv4Addr>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ToPortGate {
+    /// With the listening socket, or the bound one of UDP. A port that is known already stays with the socket that it
+    /// has.
+    Open {
+        name: PortName,
+        inside: u16,
+        introduction: Introduction,
+    },
+    /// Its connections go on.
+    Close(PortName),
+    Nodes(NodeAddresses),
+    Count,
+    /// Takes nothing new, and ends with its last connection.
+    Leave,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PortCounts {
+    pub name: PortName,
+    /// Now.
+    pub open: u32,
+    /// Since the gate began.
+    pub taken: u64,
+    /// Of them, those for which nobody listened inside.
+    pub refused: u64,
+}
+
+/// The packet is none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BadPortPacket;
+
+const VERSION: u8 = 1;
+const OPEN: u8 = 0;
+const CLOSE: u8 = 1;
+const NODES: u8 = 2;
+const COUNT: u8 = 3;
+const LEAVE: u8 = 4;
+
+impl ToPortGate {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![VERSION];
+        match self {
+            ToPortGate::Open { name, inside, introduction } => {
+                bytes.push(OPEN);
+                name.encode(&mut bytes);
+                bytes.extend(inside.to_le_bytes());
+                bytes.push(u8::from(*introduction == Introduction::Proxy));
+            }
+            ToPortGate::Close(name) => {
+                bytes.push(CLOSE);
+                name.encode(&mut bytes);
+            }
+            ToPortGate::Nodes(NodeAddresses { own, others }) => {
+                bytes.push(NODES);
+                bytes.extend(std::iter::once(own).chain(others).flat_map(|address| address.octets()));
+            }
+            ToPortGate::Count => bytes.push(COUNT),
+            ToPortGate::Leave => bytes.push(LEAVE),
+        }
+        bytes
+    }
+
+    /// # Errors
+    /// The bytes are none of this version.
+    pub fn decode(bytes: &[u8]) -> Result<ToPortGate, BadPortPacket> {
+        let mut bytes = Bytes(bytes);
+        if bytes.byte()? != VERSION {
+            return Err(BadPortPacket);
+        }
+        let told = match bytes.byte()? {
+            OPEN => {
+                let (name, inside) = (PortName::decode(&mut bytes)?, bytes.half()?);
+                let introduction = match bytes.byte()? {
+                    0 => Introduction::None,
+                    1 => Introduction::Proxy,
+                    _ => return Err(BadPortPacket),
+                };
+                ToPortGate::Open { name, inside, introduction }
+            }
+            CLOSE => ToPortGate::Close(PortName::decode(&mut bytes)?),
+            NODES => {
+                let own = Ipv4Addr::from(bytes.take::<4>()?);
+                let mut others = Vec::new();
+                while !bytes.0.is_empty() {
+                    others.push(Ipv4Addr::from(bytes.take::<4>()?));
+                }
+                ToPortGate::Nodes(NodeAddresses { own, others })
+            }
+            COUNT => ToPortGate::Count,
+            LEAVE => ToPortGate::Leave,
+            _ => return Err(BadPortPacket),
+        };
+        if bytes.0.is_empty() { Ok(told) } else { Err(BadPortPacket) }
+    }
+}
+
+impl PortName {
+    fn encode(&self, bytes: &mut Vec<u8>) {
+        bytes.push(u8::from(self.transport == PortTransport::Udp));
+        match self.address {
+            IpAddr::V4(address) => {
+                bytes.push(4);
+                bytes.extend(address.octets());
+            }
+            IpAddr::V6(address) => {
+                bytes.push(6);
+                bytes.extend(address.octets());
+            }
+        }
+        bytes.extend(self.port.to_le_bytes());
+    }
+
+    fn decode(bytes: &mut Bytes<'_>) -> Result<PortName, BadPortPacket> {
+        let transport = match bytes.byte()? {
+            0 => PortTransport::Tcp,
+            1 => PortTransport::Udp,
+            _ => return Err(BadPortPacket),
+        };
+        let address = match bytes.byte()? {
+            4 => Ipv4Addr::from(bytes.take::<4>()?).into(),
+            6 => Ipv6Addr::from(bytes.take::<16>()?).into(),
+            _ => return Err(BadPortPacket),
+        };
+        Ok(PortName { transport, address, port: bytes.half()? })
+    }
+}
+
+impl PortCounts {
+    pub fn encode_all(counts: &[PortCounts]) -> Vec<u8> {
+        let mut bytes = vec![VERSION];
+        for one in counts {
+            one.name.encode(&mut bytes);
+            bytes.extend(one.open.to_le_bytes());
+            bytes.extend([one.taken, one.refused].into_iter().flat_map(u64::to_le_bytes));
+        }
+        bytes
+    }
+
+    /// # Errors
+    /// The bytes are none of this version.
+    pub fn decode_all(bytes: &[u8]) -> Result<Vec<PortCounts>, BadPortPacket> {
+        let mut bytes = Bytes(bytes);
+        if bytes.byte()? != VERSION {
+            return Err(BadPortPacket);
+        }
+        let mut counts = Vec::new();
+        while !bytes.0.is_empty() {
+            let (name, open) = (PortName::decode(&mut bytes)?, u32::from_le_bytes(bytes.take()?));
+            let (taken, refused) = (u64::from_le_bytes(bytes.take()?), u64::from_le_bytes(bytes.take()?));
+            counts.push(PortCounts { name, open, taken, refused });
+        }
+        Ok(counts)
+    }
+}
+
+struct Bytes<'a>(&'a [u8]);
+
+impl Bytes<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], BadPortPacket> {
+        let (first, rest) = self.0.split_first_chunk().ok_or(BadPortPacket)?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    fn byte(&mut self) -> Result<u8, BadPortPacket> {
+        self.take().map(|[byte]| byte)
+    }
+
+    fn half(&mut self) -> Result<u16, BadPortPacket> {
+        self.take().map(u16::from_le_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names() -> [PortName; 2] {
+        let any = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+        [
+            PortName { transport: PortTransport::Tcp, address: any, port: 8080 },
+            PortName { transport: PortTransport::Udp, address: Ipv4Addr::LOCALHOST.into(), port: 53 },
+        ]
+    }
+
+    #[test]
+    fn what_is_told_is_heard_and_nothing_else_is() {
+        let [tcp, udp] = names();
+        let nodes = NodeAddresses { own: Ipv4Addr::new(10, 1, 0, 1), others: vec![Ipv4Addr::new(10, 1, 0, 2)] };
+        let all = [
+            ToPortGate::Open { name: tcp, inside: 80, introduction: Introduction::Proxy },
+            ToPortGate::Open { name: udp, inside: 53, introduction: Introduction::None },
+            ToPortGate::Close(udp),
+            ToPortGate::Nodes(nodes),
+            ToPortGate::Count,
+            ToPortGate::Leave,
+        ];
+        for told in all {
+            let whole = told.encode();
+            assert_eq!(ToPortGate::decode(&whole), Ok(told));
+            for at in 0..whole.len() {
+                let cut = ToPortGate::decode(&whole[..at]);
+                assert!(cut.is_err() || cut.is_ok_and(|cut| cut.encode() == whole[..at]), "{at}");
+                for bit in 0..8 {
+                    let mut changed = whole.clone();
+                    changed[at] ^= 1 << bit;
+                    if let Ok(read) = ToPortGate::decode(&changed) {
+                        assert_eq!(read.encode(), changed, "byte {at}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn counts_arrive_and_the_longest_list_fits_its_packet() {
+        let longest = PortName { address: IpAddr::V6(Ipv6Addr::LOCALHOST), ..names()[0] };
+        let counts = vec![PortCounts { name: longest, open: 1, taken: 2, refused: 3 }; COUNTS_PER_PACKET];
+        let bytes = PortCounts::encode_all(&counts);
+        assert!(bytes.len() <= PORT_PACKET_BYTES_MAX);
+        assert_eq!(PortCounts::decode_all(&bytes), Ok(counts));
+        assert_eq!(PortCounts::decode_all(&bytes[..bytes.len() - 1]), Err(BadPortPacket));
+    }
+}

@@ -1,0 +1,192 @@
+//! Datagrams of one published port: a socket inside for each client, so that answers find their way back.
+//!
+//! Nobody says when a client is done: who was silent for [`IDLE_MS`] is forgotten, and with [`CLIENTS_MAX`] the one
+//! that was silent for longest makes room. A node at which nobody listens says so by ICMP; the next one is asked then,
+//! with the datagram that was refused.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, recv, send, socket_with};
+use vos_api::ports::NodeAddresses;
+
+use crate::dial::Listening;
+
+/// As the kernel's own translation keeps those that were answered.
+pub const IDLE_MS: u64 = 120_000;
+/// Of one port.
+pub const CLIENTS_MAX: usize = 1024;
+/// The longest datagram there is.
+pub const DATAGRAM_BYTES_MAX: usize = 65_535;
+
+/// One client's way inside.
+#[derive(Debug)]
+struct Flow {
+    client: SocketAddr,
+    /// Connected to the node that is spoken to.
+    socket: OwnedFd,
+    order: Vec<Ipv4Addr>,
+    at: usize,
+    /// By this node.
+    is_answered: bool,
+    /// What went last, as long as nobody has answered.
+    last: Option<Vec<u8>>,
+    used_ms: u64,
+}
+
+/// Of one port, by numbers that the gate gives.
+#[derive(Debug)]
+pub struct Flows {
+    /// Inside.
+    port: u16,
+    by_client: HashMap<SocketAddr, u64>,
+    by_number: HashMap<u64, Flow>,
+}
+
+impl Flows {
+    pub fn new(port: u16) -> Flows {
+        Flows { port, by_client: HashMap::new(), by_number: HashMap::new() }
+    }
+
+    pub fn count(&self) -> usize {
+        self.by_number.len()
+    }
+
+    pub fn socket(&self, number: u64) -> Option<BorrowedFd<'_>> {
+        self.by_number.get(&number).map(|flow| flow.socket.as_fd())
+    }
+
+    /// A datagram of a client goes inside. `fresh` is the number of the client if nothing is known of it; true: it was
+    /// taken, and its socket is to be watched.
+    ///
+    /// # Errors
+    /// No socket. That a datagram is lost is none.
+    pub fn put(
+        &mut self,
+        client: SocketAddr,
+        datagram: &[u8],
+        now_ms: u64,
+        fresh: u64,
+        (listening, nodes): (&mut Listening, &NodeAddresses),
+    ) -> io::Result<bool> {
+        let known = self.by_client.get(&client).copied();
+        let number = known.unwrap_or(fresh);
+        if known.is_none() {
+            if self.by_number.len() >= CLIENTS_MAX {
+                self.forget_oldest();
+            }
+            let flow = Flow::begin(client, listening.order(nodes), self.port, now_ms)?;
+            self.by_client.insert(client, fresh);
+            self.by_number.insert(fresh, flow);
+        }
+        if let Some(flow) = self.by_number.get_mut(&number) {
+            flow.used_ms = now_ms;
+            flow.put(datagram, self.port, listening);
+        }
+        Ok(known.is_none())
+    }
+
+    /// What a node answers, and to whom; `None`: nothing more now.
+    pub fn answer<'a>(
+        &mut self,
+        number: u64,
+        buffer: &'a mut [u8],
+        now_ms: u64,
+        listening: &mut Listening,
+    ) -> Option<(SocketAddr, &'a [u8])> {
+        let flow = self.by_number.get_mut(&number)?;
+        let bytes = flow.hear(buffer, self.port, listening)?;
+        flow.used_ms = now_ms;
+        Some((flow.client, buffer.get(..bytes)?))
+    }
+
+    pub fn forget_idle(&mut self, now_ms: u64) {
+        let is_idle = |flow: &Flow| now_ms.saturating_sub(flow.used_ms) >= IDLE_MS;
+        self.by_client.retain(|_, number| !self.by_number.get(number).is_none_or(is_idle));
+        self.by_number.retain(|_, flow| !is_idle(flow));
+    }
+
+    fn forget_oldest(&mut self) {
+        let oldest = self.by_number.iter().min_by_key(|(_, flow)| flow.used_ms).map(|(number, _)| *number);
+        if let Some(flow) = oldest.and_then(|number| self.by_number.remove(&number)) {
+            self.by_client.remove(&flow.client);
+        }
+    }
+}
+
+impl Flow {
+    fn begin(client: SocketAddr, order: Vec<Ipv4Addr>, port: u16, now_ms: u64) -> io::Result<Flow> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
+        let mut flow = Flow { client, socket, order, at: 0, is_answered: false, last: None, used_ms: now_ms };
+        flow.turn_to(port);
+        Ok(flow)
+    }
+
+    /// To the node at its place. A way that is not there shows with the next datagram.
+    fn turn_to(&mut self, port: u16) {
+        if let Some(node) = self.order.get(self.at) {
+            let _ = connect(&self.socket, &SocketAddrV4::new(*node, port));
+        }
+    }
+
+    /// Nobody listens at the node: the next one is spoken to. False: that was the last one.
+    fn turn_away(&mut self, port: u16, listening: &mut Listening) -> bool {
+        if let Some(node) = self.order.get(self.at) {
+            listening.refused(*node);
+        }
+        self.is_answered = false;
+        self.at += 1;
+        let is_another = self.at < self.order.len();
+        if !is_another {
+            self.at = 0;
+        }
+        self.turn_to(port);
+        is_another
+    }
+
+    fn put(&mut self, datagram: &[u8], port: u16, listening: &mut Listening) {
+        // An error of a datagram before is told to the next call, which then did nothing.
+        for _ in 0..=self.order.len() {
+            match send(&self.socket, datagram, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Err(Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NETUNREACH) => {
+                    if !self.turn_away(port, listening) {
+                        break;
+                    }
+                }
+                Err(Errno::INTR) => (),
+                _ => break,
+            }
+        }
+        if !self.is_answered {
+            self.last = Some(datagram.to_vec());
+        }
+    }
+
+    fn hear(&mut self, buffer: &mut [u8], port: u16, listening: &mut Listening) -> Option<usize> {
+        loop {
+            match recv(&self.socket, &mut *buffer, RecvFlags::DONTWAIT) {
+                Ok((bytes, _)) => {
+                    (self.is_answered, self.last) = (true, None);
+                    if let Some(node) = self.order.get(self.at) {
+                        listening.took(*node);
+                    }
+                    return Some(bytes);
+                }
+                Err(Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NETUNREACH) => {
+                    if !self.turn_away(port, listening) {
+                        return None;
+                    }
+                    if let Some(datagram) = self.last.take() {
+                        self.put(&datagram, port, listening);
+                    }
+                }
+                Err(Errno::INTR) => (),
+                Err(_) => return None,
+            }
+        }
+    }
+}
