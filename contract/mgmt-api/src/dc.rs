@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::egress::EgressSpec;
 use crate::placement::{Placement, ServerKind};
 use crate::port::{PortSpec, SharePort};
 use crate::service::ServiceSpec;
@@ -59,6 +60,9 @@ pub struct DcSpec {
     /// Programs that are kept running. More come and go by `dvs service`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub services: Vec<ServiceSpec>,
+    /// What its programs reach outside; nothing when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<EgressSpec>,
     /// What of it is reached from outside. More come and go by `dvs port`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<PortSpec>,

@@ -12,6 +12,7 @@ mod access;
 mod bytes;
 mod dc;
 mod doctor;
+mod egress;
 mod error;
 mod join;
 mod node;
@@ -34,6 +35,7 @@ pub use dc::{
     ServerStatus, WaitMode, default_subnet, valid_name,
 };
 pub use doctor::{CertificateFacts, Examination, Gravity, MemberFacts, NodeFacts, SpaceFacts, Trouble};
+pub use egress::{EgressRule, EgressSpec, NoEgressRule};
 pub use error::{ErrorBody, ErrorKind};
 pub use join::{
     AuthorityStage, AuthorityState, EngineAnswer, JoinAnswer, JoinRequest, JoinToken, MemberAddress, NewToken, NoToken,

@@ -5,6 +5,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+/// Where programs of a container that may go out find the name server of their node.
+pub const RESOLVER: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 53);
 /// Of one container on a node.
 pub const PORTS_MAX: usize = 128;
 /// Of any packet.

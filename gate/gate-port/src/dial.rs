@@ -27,6 +27,8 @@ pub struct Dial {
     /// That were over without success.
     rounds: u64,
     arrived_ms: u64,
+    /// How long all are asked again and again.
+    hold_ms: u64,
     /// When the last attempt began, or the last round ended.
     since_ms: u64,
     underway: usize,
@@ -45,7 +47,12 @@ pub enum DialStep {
 
 impl Dial {
     pub fn new(order: Vec<Ipv4Addr>, now_ms: u64) -> Dial {
-        Dial { order, next: 0, rounds: 0, arrived_ms: now_ms, since_ms: now_ms, underway: 0 }
+        Dial { order, next: 0, rounds: 0, arrived_ms: now_ms, hold_ms: HOLD_MS, since_ms: now_ms, underway: 0 }
+    }
+
+    /// The one that is meant, who is asked once.
+    pub fn one(target: Ipv4Addr, now_ms: u64) -> Dial {
+        Dial { hold_ms: 0, ..Dial::new(vec![target], now_ms) }
     }
 
     /// What to do now; asked again after each step and each answer.
@@ -58,7 +65,7 @@ impl Dial {
             return if self.underway > 0 { DialStep::Wait { until_ms: limit_ms } } else { DialStep::GiveUp };
         };
         let begins_round = self.next == 0 && self.rounds > 0;
-        if begins_round && now_ms >= self.arrived_ms + HOLD_MS {
+        if begins_round && now_ms >= self.arrived_ms + self.hold_ms {
             return DialStep::GiveUp;
         }
         let may_begin_ms = match (self.underway > 0, begins_round) {

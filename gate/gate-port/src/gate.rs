@@ -27,6 +27,7 @@ use vos_api::ports::{
 
 use crate::datagrams::{DATAGRAM_BYTES_MAX, Flows};
 use crate::dial::{Dial, DialStep, Listening};
+use crate::egress::{FlowSide, Insider, OutFlows, Policy};
 use crate::introduction;
 use crate::relay::{self, CHUNK_BYTES, Means, Pipes, Progress, Readiness, Relay, Side};
 
@@ -41,6 +42,9 @@ const REST_MS: u64 = 100;
 const SWEEP_MS: u64 = 5_000;
 /// One that was told to leave waits for its connections no longer.
 const LEAVE_MS: u64 = 3_600_000;
+
+/// In place of a port, of connections that leave.
+const OUT: u64 = u64::MAX;
 
 /// Why the loop ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,6 +95,24 @@ enum Token {
     /// An attempt of a link.
     Attempt(u64),
     Flow(u64),
+    /// Sockets on which programs are heard that want out.
+    OutStream,
+    OutDatagrams,
+    OutFlow(u64, FlowSide),
+}
+
+/// What a gate needs through which programs of a container get out.
+pub struct WayOut {
+    /// Listens, and hears whom programs connect to (`sys::sk_lookup`).
+    pub stream: OwnedFd,
+    pub datagrams: OwnedFd,
+    pub policy: Policy,
+    pub insider: Insider,
+}
+
+struct Leaving {
+    way: WayOut,
+    flows: OutFlows,
 }
 
 pub struct PortGate {
@@ -105,6 +127,7 @@ pub struct PortGate {
     attempts: BTreeMap<u64, u64>,
     /// Of clients of datagrams: the port.
     flows: BTreeMap<u64, u64>,
+    leaving: Option<Leaving>,
     /// When links are to be looked at.
     due: BTreeSet<(u64, u64)>,
     /// Links with more to do than they were given.
@@ -136,6 +159,7 @@ impl PortGate {
             links: BTreeMap::new(),
             attempts: BTreeMap::new(),
             flows: BTreeMap::new(),
+            leaving: None,
             due: BTreeSet::new(),
             going_on: Vec::new(),
             last: 0,
@@ -149,6 +173,19 @@ impl PortGate {
         gate.watch(&gate.control, Token::Control, epoll::EventFlags::IN)?;
         gate.watch(&gate.stop, Token::Stop, epoll::EventFlags::IN)?;
         Ok(gate)
+    }
+
+    /// Its programs get out, too. Connections to the outside are made in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// No descriptors.
+    pub fn with_way_out(mut self, way: WayOut) -> io::Result<PortGate> {
+        for (socket, token) in [(&way.stream, Token::OutStream), (&way.datagrams, Token::OutDatagrams)] {
+            rustix::io::ioctl_fionbio(socket, true)?;
+            self.watch(socket, token, epoll::EventFlags::IN)?;
+        }
+        self.leaving = Some(Leaving { way, flows: OutFlows::default() });
+        Ok(self)
     }
 
     /// # Errors
@@ -200,12 +237,16 @@ impl PortGate {
 
     fn limit(&self) -> Option<Timespec> {
         let now = self.now_ms();
-        let sweep = (!self.flows.is_empty()).then_some(self.sweep_ms);
+        let sweep = self.has_flows().then_some(self.sweep_ms);
         let due = self.due.first().map(|(at, _)| *at);
         let until = [due, self.rests_until_ms, sweep, self.leaves_ms].into_iter().flatten().min();
         let wait_ms = if self.going_on.is_empty() { until?.saturating_sub(now) } else { 0 };
         let wait = Duration::from_millis(wait_ms);
         Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() })
+    }
+
+    fn has_flows(&self) -> bool {
+        !self.flows.is_empty() || self.leaving.as_ref().is_some_and(|leaving| leaving.flows.count() > 0)
     }
 
     fn has_left(&self, now_ms: u64) -> bool {
@@ -225,8 +266,9 @@ impl PortGate {
             self.rests_until_ms = None;
             self.listen(epoll::EventFlags::IN);
         }
-        if self.sweep_ms <= now_ms && !self.flows.is_empty() {
+        if self.sweep_ms <= now_ms && self.has_flows() {
             self.sweep_ms = now_ms + SWEEP_MS;
+            self.leaving.iter_mut().for_each(|leaving| leaving.flows.forget_idle(now_ms));
             self.ports.values_mut().filter_map(|port| port.flows.as_mut()).for_each(|flows| flows.forget_idle(now_ms));
             let is_there = |number: &u64, port: &mut u64| {
                 let flows = self.ports.get(port).and_then(|port| port.flows.as_ref());
@@ -293,6 +335,7 @@ impl PortGate {
         self.leaves_ms = Some(self.now_ms() + LEAVE_MS);
         self.ports.clear();
         self.flows.clear();
+        self.leaving = None;
         // Its end is none of this gate's business any more.
         if let Err(cause) = epoll::delete(&self.epoll, &self.control) {
             tracing::error!(%cause, "the daemon is still listened to");
@@ -320,9 +363,11 @@ impl PortGate {
 
     /// Whether clients are accepted.
     fn listen(&mut self, flags: epoll::EventFlags) {
-        for (number, port) in &self.ports {
-            let token = epoll::EventData::new_u64(Token::Port(*number).number());
-            if let Err(cause) = epoll::modify(&self.epoll, &port.socket, token, flags) {
+        let ports = self.ports.iter().map(|(number, port)| (Token::Port(*number), &port.socket));
+        let out = self.leaving.iter().map(|leaving| (Token::OutStream, &leaving.way.stream));
+        for (token, socket) in ports.chain(out) {
+            let token = epoll::EventData::new_u64(token.number());
+            if let Err(cause) = epoll::modify(&self.epoll, socket, token, flags) {
                 tracing::error!(%cause, "a port is not served");
             }
         }
@@ -352,6 +397,9 @@ impl PortGate {
             Token::Node(link) => self.hear_side(link, Side::Node, readiness),
             Token::Attempt(attempt) => self.hear_attempt(attempt),
             Token::Flow(number) => self.answer_datagrams(number),
+            Token::OutStream => self.accept_leaving(),
+            Token::OutDatagrams => self.take_leaving(),
+            Token::OutFlow(number, side) => self.carry_leaving(number, side),
             Token::Control | Token::Stop => (),
         }
     }
@@ -545,6 +593,80 @@ impl PortGate {
         }
     }
 
+    // ---- programs that want out
+
+    fn accept_leaving(&mut self) {
+        let now = self.now_ms();
+        for _ in 0..TURN_MAX {
+            if self.links.len() >= CONNECTIONS_MAX {
+                return self.rest();
+            }
+            let Some(leaving) = &self.leaving else { return };
+            match accept_with(&leaving.way.stream, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(client) => {
+                    let way = meant(&client).and_then(|to| leaving.way.policy.way_of_node(to));
+                    let Some(way) = way else {
+                        relay::reset(client);
+                        continue;
+                    };
+                    let dialling = Dialling {
+                        port: OUT,
+                        inside: way.port(),
+                        introduction: Introduction::None,
+                        client,
+                        dial: Dial::one(*way.ip(), now),
+                        attempts: Vec::new(),
+                        said: Readiness::default(),
+                    };
+                    self.begin(dialling);
+                }
+                Err(Errno::AGAIN) => return,
+                // One that was there, and went again.
+                Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO) => (),
+                Err(cause) => {
+                    tracing::warn!(%cause, "programs wait to get out");
+                    return self.rest();
+                }
+            }
+        }
+    }
+
+    fn take_leaving(&mut self) {
+        let now = self.now_ms();
+        for _ in 0..TURN_MAX {
+            let fresh = self.number();
+            let Some(Leaving { way, flows }) = &mut self.leaving else { return };
+            let (bytes, from, to) = match sys::sk_lookup::receive(&way.datagrams, &mut self.datagram[..]) {
+                Ok(taken) => taken,
+                Err(cause) if cause.kind() == io::ErrorKind::InvalidData => continue,
+                Err(_) => return,
+            };
+            let Some(out) = way.policy.way_of_node(to) else { continue };
+            let datagram = self.datagram.get(..bytes).unwrap_or_default();
+            match flows.put((from, to), out, datagram, (now, fresh), &way.insider) {
+                Ok(true) => {
+                    for side in [FlowSide::Inside, FlowSide::Outside] {
+                        let token = epoll::EventData::new_u64(Token::OutFlow(fresh, side).number());
+                        let socket = flows.socket(fresh, side);
+                        let watched = socket.map(|it| epoll::add(&self.epoll, it, token, epoll::EventFlags::IN));
+                        if let Some(Err(cause)) = watched {
+                            tracing::warn!(%cause, "answers are lost");
+                        }
+                    }
+                }
+                Ok(false) => (),
+                Err(cause) => tracing::warn!(%cause, "datagrams are lost"),
+            }
+        }
+    }
+
+    fn carry_leaving(&mut self, number: u64, side: FlowSide) {
+        let now = self.now_ms();
+        if let Some(leaving) = &mut self.leaving {
+            leaving.flows.carry(number, side, &mut self.datagram[..], now, TURN_MAX);
+        }
+    }
+
     // ---- datagrams
 
     fn take_datagrams(&mut self, number: u64) {
@@ -601,6 +723,11 @@ fn introduced(client: &OwnedFd) -> Vec<u8> {
     from.zip(at).map_or(Vec::new(), |(from, at)| introduction::header(from, at))
 }
 
+/// Whom a connection was for, on which the gate stands for him.
+fn meant(client: &OwnedFd) -> Option<SocketAddrV4> {
+    SocketAddrV4::try_from(getsockname(client).ok()?).ok()
+}
+
 fn stream_flags() -> epoll::EventFlags {
     use epoll::EventFlags as Flags;
     Flags::IN | Flags::OUT | Flags::RDHUP | Flags::ET
@@ -620,6 +747,10 @@ impl Token {
             Token::Node(number) => (number, 4),
             Token::Attempt(number) => (number, 5),
             Token::Flow(number) => (number, 6),
+            Token::OutStream => (1, 0),
+            Token::OutDatagrams => (1, 1),
+            Token::OutFlow(number, FlowSide::Inside) => (number << 1, 7),
+            Token::OutFlow(number, FlowSide::Outside) => (number << 1 | 1, 7),
         };
         number << 3 | kind
     }
@@ -627,6 +758,8 @@ impl Token {
     fn of(number: u64) -> Option<Token> {
         let (number, kind) = (number >> 3, number & 7);
         Some(match kind {
+            0 if number == 1 => Token::OutStream,
+            1 if number == 1 => Token::OutDatagrams,
             0 => Token::Control,
             1 => Token::Stop,
             2 => Token::Port(number),
@@ -634,6 +767,8 @@ impl Token {
             4 => Token::Node(number),
             5 => Token::Attempt(number),
             6 => Token::Flow(number),
+            7 if number & 1 == 0 => Token::OutFlow(number >> 1, FlowSide::Inside),
+            7 => Token::OutFlow(number >> 1, FlowSide::Outside),
             _ => return None,
         })
     }

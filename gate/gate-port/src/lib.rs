@@ -6,6 +6,8 @@
 //!
 //! - [`dial`]: which node takes a connection. Pure.
 //! - [`relay`]: bytes between two streams. [`datagrams`]: likewise, of clients that never connect.
+//! - [`egress`]: the way out, for programs of a container that may go there: the same loop in a process of its own, in
+//!   the node's network, with what programs send to others as what it listens to.
 //! - [`gate`]: the loop.
 //!
 //! Not here: who listens at which port of a node, and what for (`node/dvsd`).
@@ -17,10 +19,12 @@
 
 mod datagrams;
 mod dial;
+mod egress;
 mod gate;
 mod introduction;
 mod relay;
 mod spawn;
 
-pub use gate::{CONNECTIONS_MAX, PortGate, PortGateEnd};
-pub use spawn::main_from_spawn;
+pub use egress::{Allowed, Insider, Policy};
+pub use gate::{CONNECTIONS_MAX, PortGate, PortGateEnd, WayOut};
+pub use spawn::{main_from_spawn, main_of_egress};

@@ -23,6 +23,7 @@ pub mod pidfd;
 pub mod procfs;
 pub mod seqpacket;
 pub mod signals;
+pub mod sk_lookup;
 pub mod spawn;
 pub mod tipc;
 pub mod udp;

@@ -6,7 +6,7 @@ use std::ops::{Range, RangeInclusive};
 use abi::limits::{
     DISKS_PER_DC, ENDPOINTS_PER_DC, ENDPOINTS_PROMISED, NODES_PER_DC, PIDS_PER_NODE, WELL_KNOWN_ENDPOINTS,
 };
-use mgmt_api::{DcSpec, ErrorBody, ErrorKind, PortProtocol, valid_name};
+use mgmt_api::{DcSpec, EgressRule, ErrorBody, ErrorKind, PortProtocol, valid_name};
 use rustix::thread::CpuSet;
 use sandbox::overlay::{OverlayError, Subnet};
 use vos_api::fs::VOLUME_BYTES_MIN;
@@ -19,6 +19,7 @@ const DISK_BLOCK: u64 = 4096;
 const DISK_BYTES_MIN: u64 = 16 << 20;
 /// Within what any file system of a host takes as one file.
 const DISK_BYTES_MAX: u64 = 8 << 40;
+const EGRESS_RULES_MAX: usize = 256;
 const CPU_LIST_BYTES_MAX: usize = 256;
 const CPU_WEIGHTS: RangeInclusive<u32> = 1..=10_000;
 /// A program alone needs some; less is a slip of the pen.
@@ -49,6 +50,7 @@ pub fn check(spec: &DcSpec, known_nodes: &KnownNodes) -> Result<(), ErrorBody> {
     check_servers(spec)?;
     check_disks(spec)?;
     check_ports(spec)?;
+    check_egress(spec)?;
     service_core::wish::check(&spec.services, &spec.nodes)
 }
 
@@ -177,6 +179,17 @@ fn check_disks(spec: &DcSpec) -> Result<(), ErrorBody> {
             return Err(bad(format!("disk {:?} cannot have {} bytes", disk.name, disk.bytes)).hint(range));
         }
         check_placed(spec, disk.node.as_deref(), &disk.name)?;
+    }
+    Ok(())
+}
+
+fn check_egress(spec: &DcSpec) -> Result<(), ErrorBody> {
+    let rules = spec.egress.iter().flat_map(|egress| &egress.allow);
+    if rules.clone().count() > EGRESS_RULES_MAX {
+        return Err(bad("too many networks are allowed").hint(format!("at most {EGRESS_RULES_MAX}; larger ones")));
+    }
+    for rule in rules {
+        rule.parse::<EgressRule>().map_err(|error| bad(error.to_string()).hint("0.0.0.0/0 is everything"))?;
     }
     Ok(())
 }

@@ -24,6 +24,7 @@
 
 pub mod cgroup;
 pub mod doctor;
+pub mod egress;
 mod etc;
 mod filter;
 pub mod fusemount;

@@ -1,7 +1,7 @@
 //! Interfaces of one network namespace: made, changed and removed by name or index. Everything that makes is
 //! idempotent: what exists with the same kind is kept and brought to the wished state.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, AsRawFd};
 
 use crate::netlink::{Mode, NetlinkError, Request, Socket, attributes, read_u32};
@@ -287,6 +287,37 @@ impl Links {
         let mut request = Request::new(RTM_NEWROUTE, Mode::Replace, &head, format!("route by way of {gateway}"));
         request.attribute(RTA_GATEWAY, &octets(gateway)).u32(RTA_OIF, interface.index);
         Ok(self.socket.perform(request)?)
+    }
+
+    /// In a table of its own: every address is one of this machine, which speaks as `source` to them.
+    pub fn ensure_all_local(&mut self, table: u32, source: Ipv4Addr) -> Result<(), InterfaceError> {
+        const RTA_OIF: u16 = 4;
+        const RTA_PREFSRC: u16 = 7;
+        const RTA_TABLE: u16 = 15;
+        const PROTOCOL_STATIC: u8 = 4;
+        const SCOPE_HOST: u8 = 254;
+        const TYPE_LOCAL: u8 = 2;
+        let loopback = self.get("lo")?;
+        let head = [libc::AF_INET as u8, 0, 0, 0, 0, PROTOCOL_STATIC, SCOPE_HOST, TYPE_LOCAL, 0, 0, 0, 0];
+        let mut request = Request::new(RTM_NEWROUTE, Mode::Replace, &head, "make every address a local one");
+        request.u32(RTA_TABLE, table).u32(RTA_OIF, loopback.index).attribute(RTA_PREFSRC, &source.octets());
+        Ok(self.socket.perform(request)?)
+    }
+
+    /// Packets of a protocol are routed by `table`, too, after everything of a lower `priority`.
+    pub fn ensure_rule(&mut self, protocol: u8, table: u32, priority: u32) -> Result<(), InterfaceError> {
+        const RTM_NEWRULE: u16 = 32;
+        const FRA_PRIORITY: u16 = 6;
+        const FRA_TABLE: u16 = 15;
+        const FRA_IP_PROTO: u16 = 22;
+        const TO_TABLE: u8 = 1;
+        let head = [libc::AF_INET as u8, 0, 0, 0, 0, 0, 0, TO_TABLE, 0, 0, 0, 0];
+        let mut request = Request::new(RTM_NEWRULE, Mode::Create, &head, format!("route by table {table}"));
+        request.u32(FRA_PRIORITY, priority).u32(FRA_TABLE, table).u8(FRA_IP_PROTO, protocol);
+        match self.socket.perform(request) {
+            Err(error) if error.errno() == Some(libc::EEXIST) => Ok(()),
+            done => Ok(done?),
+        }
     }
 
     /// The interface that has `address`.

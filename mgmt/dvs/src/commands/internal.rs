@@ -24,6 +24,7 @@ Started by `dvs daemon`, one process each, with their instructions in the variab
   dvs gate fuse       brings the file server's tree into the container's mount namespace
   dvs gate calls      answers system calls of programs that name processes of other nodes
   dvs gate ports      leads from published ports of the node into a container
+  dvs gate egress     leads from programs of a container to the outside
   dvs proxy           carries messages and data to the other nodes
   dvs shelf           holds copies of the broker's descriptors; survives the daemon
   dvs etcd            becomes the node's member of etcd; survives the daemon
@@ -79,6 +80,8 @@ pub enum Gate {
     Calls,
     /// Ports of the node that lead into a container.
     Ports,
+    /// What programs of a container send to the outside.
+    Egress,
 }
 
 pub fn execute(global: &Global, command: Command) -> Outcome {
@@ -140,6 +143,7 @@ mod machinery {
             Gate::Fuse => gate_fuse::main_from_spawn(),
             Gate::Calls => gate_syscall::main_from_spawn(),
             Gate::Ports => gate_port::main_from_spawn(),
+            Gate::Egress => gate_port::main_of_egress(),
         }
     }
 

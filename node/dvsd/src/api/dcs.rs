@@ -320,7 +320,7 @@ fn decide(engine: &dyn Engine, spec: &DcSpec, desired: Desired) -> Result<Decisi
     }
     let accounts = ledger::accounts_in(&[capacity, promised])?;
     let level = level::listed(&format)?;
-    if !spec.ports.is_empty() {
+    if !spec.ports.is_empty() || spec.egress.is_some() {
         ports::demand_release(level)?;
     }
     let kinds = kinds::known_at(level);

@@ -90,7 +90,7 @@ pub fn demand_release(level: u64) -> Result<(), ErrorBody> {
     if level >= records::FORMAT {
         return Ok(());
     }
-    Err(ErrorBody::new(ErrorKind::Conflict, "the cluster knows no published ports")
+    Err(ErrorBody::new(ErrorKind::Conflict, "the cluster knows no published ports and no way out")
         .because("daemons of an earlier release are in it")
         .hint("dvs node upgrade"))
 }

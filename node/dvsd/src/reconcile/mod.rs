@@ -5,6 +5,7 @@
 //!
 //! A worker is `Working` until its container is deleted and nothing is left here; then its thread ends.
 
+pub mod egress;
 pub mod parts;
 pub mod plan;
 pub mod published;

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -21,6 +22,7 @@ use serde_json::{Map, Value, json};
 use sys::launch::PidNamespace;
 use vos_api::ports::NodeAddresses;
 
+use super::egress;
 use super::plan::{Observed, Part, Standing};
 use super::published::{self, Published};
 use super::share::Share;
@@ -38,8 +40,21 @@ use crate::supervise::{OnAdoption, Problem, Supervised};
 const SERVER_GRACE: Duration = Duration::from_secs(10);
 /// After a failure of a part that is no process.
 const REST: Duration = Duration::from_secs(1);
-/// Among the container's uids; those of servers are in `kinds`.
-const PORTS_UID_SLOT: u32 = 6;
+/// A gate that is no server: nobody in the container speaks with it.
+struct PortGateKind {
+    name: &'static str,
+    /// Under which the keeper has the daemon's end of its socket.
+    control: &'static str,
+    /// Among the container's uids; those of servers are in `kinds`.
+    uid_slot: u32,
+    /// After `dvs`.
+    arguments: [&'static str; 2],
+}
+
+const PORT_GATE: PortGateKind =
+    PortGateKind { name: "ports", control: published::CONTROL, uid_slot: 6, arguments: ["gate", "ports"] };
+const EGRESS_GATE: PortGateKind =
+    PortGateKind { name: "egress", control: egress::CONTROL, uid_slot: 7, arguments: ["gate", "egress"] };
 /// The broker's socket, in the directory that programs see as `/run/dvs`.
 const BROKER_SOCKET: &str = "broker";
 /// Likewise: who the container's nodes are.
@@ -56,6 +71,9 @@ pub struct Parts {
     /// Seats of nodes of which the call gate was told that they are lost, a bit each.
     lost: u64,
     published: Published,
+    /// Nodes of the cluster that the present gate to the outside was told of; nothing of one that an earlier daemon
+    /// began.
+    kept_from: Option<Vec<Ipv4Addr>>,
 }
 
 /// Whether an earlier daemon worked on this share since the machine started.
@@ -119,6 +137,7 @@ impl Parts {
             cgroup: None,
             lost: 0,
             published: Published::default(),
+            kept_from: None,
             share,
         };
         let bound = parts.bound_processes()?;
@@ -222,7 +241,12 @@ impl Parts {
         if self.share.parts.iter().any(|part| self.standing(part) != Standing::Ready) {
             return;
         }
-        self.renew_port_gate();
+        let is_earlier = |process: &Supervised| process.pid().is_some_and(renewal::is_of_another_binary);
+        for gate in [Part::Ports, Part::Egress] {
+            if self.processes.get(&gate).is_some_and(is_earlier) {
+                self.replace_port_gate(gate);
+            }
+        }
         let servers = self.processes.iter_mut().filter(|(part, _)| matches!(part, Part::Server(..)));
         let mut earlier = servers.filter(|(_, process)| process.pid().is_some_and(renewal::is_of_another_binary));
         if let Some((part, process)) = earlier.next() {
@@ -232,21 +256,29 @@ impl Parts {
     }
 
     /// Nobody who is connected notices: the next one takes over the sockets, and this one goes with its last client.
-    fn renew_port_gate(&mut self) {
-        let is_earlier = |process: &Supervised| process.pid().is_some_and(renewal::is_of_another_binary);
-        if !self.processes.get(&Part::Ports).is_some_and(is_earlier) {
-            return;
-        }
-        let sent = self.keeper().and_then(|keeper| published::send_away(&keeper));
-        let released = sent.and_then(|()| match self.processes.get_mut(&Part::Ports) {
+    fn replace_port_gate(&mut self, gate: Part) {
+        let control = if gate == Part::Egress { egress::CONTROL } else { published::CONTROL };
+        let sent = self.keeper().and_then(|keeper| published::send_away(&keeper, control));
+        let released = sent.and_then(|()| match self.processes.get_mut(&gate) {
             Some(process) => Ok(process.release()?),
             None => Ok(()),
         });
         match released {
-            Ok(()) => tracing::info!(dc = self.share.id, "the port gate gives way to that of the daemon's release"),
+            Ok(()) => tracing::info!(dc = self.share.id, ?gate, "gives way to another one"),
             Err(cause) => {
-                tracing::warn!(dc = self.share.id, problem = crate::supervise::causes(&*cause), "the port gate stays");
+                tracing::warn!(dc = self.share.id, ?gate, problem = crate::supervise::causes(&*cause), "stays");
             }
+        }
+    }
+
+    /// Nodes came to the cluster or left it: another gate knows whom it must not reach, and this one ends with its last
+    /// connection.
+    pub fn look_after_egress(&mut self) {
+        let serves = |gate: &Supervised| gate.standing() == Standing::Ready;
+        if self.processes.get(&Part::Egress).is_some_and(serves)
+            && self.kept_from.as_ref() != Some(&self.cluster_addresses())
+        {
+            self.replace_port_gate(Part::Egress);
         }
     }
 
@@ -332,7 +364,7 @@ impl Parts {
             Part::Cgroup => self.make_cgroup(),
             Part::Network => self.make_network(),
             Part::Mount => self.make_mount(),
-            Part::Keeper | Part::Ports | Part::Server(..) => Ok(()),
+            Part::Keeper | Part::Ports | Part::Egress | Part::Server(..) => Ok(()),
         };
         self.settle_plain(part, made.map(|()| true));
     }
@@ -346,7 +378,7 @@ impl Parts {
             Part::Cgroup => self.remove_cgroup(),
             Part::Network => Overlay::remove(self.share.id).map_err(Problem::from),
             Part::Mount => self.unmount(),
-            Part::Ports => {
+            Part::Ports | Part::Egress => {
                 self.processes.get_mut(part).map_or(Ok(()), |process| process.end(SERVER_GRACE)).map_err(Problem::from)
             }
             Part::Server(kind, _) => {
@@ -499,7 +531,7 @@ impl Parts {
             }
             // What is connected goes on.
             Some(_) if !is_wanted => {
-                let sent = self.keeper().and_then(|keeper| published::send_away(&keeper));
+                let sent = self.keeper().and_then(|keeper| published::send_away(&keeper, published::CONTROL));
                 match (sent, self.processes.remove(&Part::Ports)) {
                     (Ok(()), Some(mut gate)) => gate.release()?,
                     (Err(_), Some(mut gate)) => gate.end(SERVER_GRACE)?,
@@ -557,10 +589,14 @@ impl Parts {
     // ---- processes
 
     fn start_process(&mut self, part: &Part) {
+        if *part == Part::Egress {
+            self.kept_from = Some(self.cluster_addresses());
+        }
         let Some(mut process) = self.processes.remove(part) else { return };
         process.start(|restarts| match part {
             Part::Keeper => self.keeper_role(restarts),
             Part::Ports => self.ports_role(restarts),
+            Part::Egress => self.egress_role(restarts),
             _ => self.server_role(part, restarts),
         });
         self.processes.insert(*part, process);
@@ -580,7 +616,7 @@ impl Parts {
             node: config.node.clone(),
             hostname: config.node.clone(),
             hosts,
-            resolv_conf: None,
+            resolv_conf: spec.egress.as_ref().map(|_| egress::resolv_conf()),
             ipc_dir: Some(self.run_dir.join("ipc")),
             cgroup: self.cgroup.clone(),
             env: std::iter::once(format!("DVS_DC={}", spec.name)).chain(self.wait_mode()).collect(),
@@ -614,17 +650,47 @@ impl Parts {
     fn ports_role(&self, restarts: u64) -> Result<Role, Problem> {
         let keeper = self.keeper()?;
         let net = keeper.namespaces()?.net;
+        let fds = BTreeMap::from([("net".to_owned(), net)]);
+        self.port_gate_role(&keeper, PORT_GATE, json!({}), fds, restarts)
+    }
+
+    fn egress_role(&self, restarts: u64) -> Result<Role, Problem> {
+        let keeper = self.keeper()?;
+        let spec = self.share.spec.egress.clone().unwrap_or_default();
+        let fds = egress::descriptors(&keeper, self.share.spec.subnet.parse()?, self.share.address)?;
+        let options = egress::options(&spec, &self.cluster_addresses())?;
+        self.port_gate_role(&keeper, EGRESS_GATE, options, fds, restarts)
+    }
+
+    /// Of all nodes of the cluster, which no container reaches.
+    fn cluster_addresses(&self) -> Vec<Ipv4Addr> {
+        let members = self.context.members.read();
+        let mut addresses: Vec<Ipv4Addr> = members.values().filter_map(|node| node.address.parse().ok()).collect();
+        addresses.sort();
+        addresses
+    }
+
+    fn port_gate_role(
+        &self,
+        keeper: &KeeperClient,
+        gate: PortGateKind,
+        options: Value,
+        mut fds: BTreeMap<String, OwnedFd>,
+        restarts: u64,
+    ) -> Result<Role, Problem> {
+        let PortGateKind { name, control, uid_slot, arguments } = gate;
         let (for_gate, own) = sys::seqpacket::pair()?;
-        keeper.store(published::CONTROL, own.as_fd())?;
+        keeper.store(control, own.as_fd())?;
+        fds.insert("control".to_owned(), for_gate);
         Ok(Role {
-            name: "ports".to_owned(),
+            name: name.to_owned(),
             program: None,
-            arguments: vec!["gate", "ports"],
+            arguments: arguments.to_vec(),
             fields: self.fields(),
-            options: json!({}),
+            options,
             broker: None,
-            fds: BTreeMap::from([("net".to_owned(), net), ("control".to_owned(), for_gate)]),
-            uid: Some(crate::uids::server(self.share.id, PORTS_UID_SLOT)),
+            fds,
+            uid: Some(crate::uids::server(self.share.id, uid_slot)),
             environment: Vec::new(),
             cpus: self.share.spec.limits.cpus.as_deref().and_then(crate::spec::cpu_set),
             pid_namespace: PidNamespace::Own,

@@ -3,7 +3,7 @@
 //! Making follows dependencies, so that one part that cannot be made holds up only what needs it:
 //!
 //! ```text
-//! cgroup ─┬─ keeper ─┬─ network, port gate
+//! cgroup ─┬─ keeper ─┬─ network, port gates
 //!         │          └─ mount ── gate        broker ── servers, gate
 //!         └─ servers, gate
 //! ```
@@ -27,6 +27,8 @@ pub enum Part {
     Mount,
     /// The port gate, of a container that publishes something on this node.
     Ports,
+    /// The gate through which its programs get out, of a container that may.
+    Egress,
     /// A server or gate: its row, and which of its kind.
     Server(&'static Kind, usize),
 }
@@ -75,7 +77,7 @@ fn needs(part: &Part) -> &'static [Part] {
         Part::Broker | Part::Cgroup => &[],
         Part::Keeper => &[Part::Cgroup],
         // It has the network namespace from the keeper; what is not there yet takes no connection.
-        Part::Ports => &[Part::Cgroup, Part::Keeper],
+        Part::Ports | Part::Egress => &[Part::Cgroup, Part::Keeper],
         Part::Network | Part::Mount => &[Part::Keeper],
         Part::Server(kind, _) => kind.needs,
     }
@@ -87,7 +89,7 @@ fn end(part: &Part) -> (Stage, u8) {
         Part::Keeper => (Stage::Quiet, 0),
         Part::Mount => (Stage::Quiet, 1),
         // Its connections end with the programs.
-        Part::Ports => (Stage::Quiet, 3),
+        Part::Ports | Part::Egress => (Stage::Quiet, 3),
         Part::Server(kind, _) => kind.ends,
         Part::Network => (Stage::Down, 1),
         Part::Cgroup => (Stage::Down, 2),

@@ -155,9 +155,10 @@ impl Published {
 /// The keeper is asked only when there is something to do.
 pub type KeeperFinder<'a> = &'a dyn Fn() -> Result<KeeperClient, Problem>;
 
-/// The gate that serves gives way to another one, and ends with its last connection.
-pub fn send_away(keeper: &KeeperClient) -> Result<(), Problem> {
-    let control = keeper.fetch(CONTROL)?.ok_or("the keeper has no way to the port gate")?;
+/// The gate that serves gives way to another one, and ends with its last connection. `control`: under which name the
+/// keeper has the daemon's end of its socket.
+pub fn send_away(keeper: &KeeperClient, control: &str) -> Result<(), Problem> {
+    let control = keeper.fetch(control)?.ok_or("the keeper has no way to the port gate")?;
     send(&control, &ToPortGate::Leave, None)
 }
 

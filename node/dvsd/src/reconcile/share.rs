@@ -46,6 +46,9 @@ impl Share {
         if spec.ports.iter().any(|port| port.is_at(node)) {
             parts.push(Part::Ports);
         }
+        if spec.egress.is_some() {
+            parts.push(Part::Egress);
+        }
         let address = spec::subnet(&spec.subnet).ok()?.address(u8::try_from(index).ok()?).ok()?;
         let (pid_base, endpoints) = (spec::pid_base(index), record.endpoints_of(index)?);
         let seated = record.seated().map(|(seat, node)| (seat, node.clone())).collect();
@@ -68,6 +71,7 @@ impl Share {
         match part {
             Part::Keeper => Some("keeper"),
             Part::Ports => Some("ports"),
+            Part::Egress => Some("egress"),
             part => self.instance(part).map(|instance| instance.name.as_str()),
         }
     }

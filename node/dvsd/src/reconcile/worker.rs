@@ -206,6 +206,7 @@ impl Working {
             }
             if wish == Wish::Up {
                 self.parts.publish();
+                self.parts.look_after_egress();
             }
             let observed = self.parts.observed();
             let others = self.others(order, plan::stage(&observed));

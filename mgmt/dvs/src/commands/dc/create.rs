@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use client::{AfterCreate, Client};
 use mgmt_api::{
-    DcSpec, DiskSpec, DiskStore, Limits, Node, NodeState, ProcView, ServerKind, ServerSpec, WaitMode, default_subnet,
+    DcSpec, DiskSpec, DiskStore, EgressRule, Limits, NoEgressRule, Node, NodeState, ProcView, ServerKind, ServerSpec,
+    WaitMode, default_subnet,
 };
 
 use super::super::port::{PortList, parse_ports};
@@ -54,6 +55,8 @@ dc.toml:
   [[services]]
   name = \"web\"
   command = [\"/usr/bin/python3\", \"-m\", \"http.server\", \"8080\"]
+  [egress]                               # its programs may connect to the outside
+  allow = [\"198.51.100.0/24:443\"]      # all of it when absent
   [[ports]]
   published = 80                         # at the nodes
   port = 8080                            # inside
@@ -120,6 +123,12 @@ pub struct Options {
     /// Publish a port at its nodes, as in 8080:80 or 127.0.0.1:5353:53/udp; may be repeated. See dvs port add --help.
     #[arg(short, long, value_name = "[ADDRESS:]PORT:PORT", value_parser = parse_ports)]
     publish: Vec<PortList>,
+    /// Let its programs connect to the outside, through their node; of the cluster's nodes they reach none.
+    #[arg(long)]
+    egress: bool,
+    /// Let them reach this network alone, as in 10.0.0.0/8 or 192.0.2.7:443; may be repeated.
+    #[arg(long, value_name = "NETWORK[:PORT]", value_parser = parse_egress_rule)]
+    egress_allow: Vec<EgressRule>,
     /// Read the description from a TOML file; - is standard input.
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -184,6 +193,7 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
         servers: Vec::new(),
         disks: Vec::new(),
         services: Vec::new(),
+        egress: None,
         ports: Vec::new(),
     });
     if let Some(name) = options.name {
@@ -212,8 +222,16 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
     place_server(&mut spec.servers, ServerKind::DS, options.ds_node);
     let store = options.sparse.then_some(DiskStore::Sparse);
     place_disk(&mut spec.disks, options.disk, options.disk_node, store);
+    if options.egress || !options.egress_allow.is_empty() {
+        let egress = spec.egress.get_or_insert_default();
+        egress.allow.extend(options.egress_allow.iter().map(ToString::to_string));
+    }
     spec.ports.extend(options.publish.into_iter().flat_map(|PortList(ports)| ports));
     Ok(spec)
+}
+
+fn parse_egress_rule(text: &str) -> Result<EgressRule, String> {
+    text.parse().map_err(|error: NoEgressRule| error.to_string())
 }
 
 fn parse_proc_view(text: &str) -> Result<ProcView, String> {

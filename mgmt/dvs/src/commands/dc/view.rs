@@ -67,6 +67,10 @@ pub fn whole(whole: &Whole, out: &mut impl Write) -> io::Result<()> {
         let nodes = if port.nodes.is_empty() { "each node".to_owned() } else { port.nodes.join(", ") };
         fact("port", format!("{port} at {nodes}"));
     }
+    if let Some(egress) = &dc.spec.egress {
+        let all = "everything but the cluster's nodes".to_owned();
+        fact("egress", if egress.allow.is_empty() { all } else { egress.allow.join(", ") });
+    }
     fact("asked for", asked(&dc.spec));
     for (name, value) in limits(dc) {
         fact(name, value);
