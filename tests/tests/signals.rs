@@ -214,3 +214,42 @@ fn queued_signals_say_the_same_and_fail_the_same_on_another_node_as_on_the_own_o
     assert_eq!(other, own);
     assert_eq!(own.1, ["40 -1 True 0 77", "40 -2 True 0 0", "40 -60 True 0 18446744073709551615"]);
 }
+
+/// By the directories of processes in `/proc`; what goes wrong as the kernel says it.
+const BY_DESCRIPTOR: &str = "
+import os, signal, sys
+def send(fd, number):
+    try:
+        signal.pidfd_send_signal(fd, number)
+        return 0
+    except OSError as why:
+        return why.errno
+far = os.open(f'/proc/{sys.argv[1]}', os.O_RDONLY | os.O_DIRECTORY)
+status = os.open(f'/proc/{sys.argv[1]}/status', os.O_RDONLY)
+child = os.fork()
+if child == 0:
+    signal.pause()
+near, own = os.open(f'/proc/{child}', os.O_RDONLY | os.O_DIRECTORY), os.pidfd_open(child)
+print(send(far, 0), send(near, 0), send(own, 0), send(far, 999), send(near, 999), send(status, 0), send(99, 0))
+print(send(far, signal.SIGTERM), send(own, signal.SIGTERM), os.WTERMSIG(os.waitpid(child, 0)[1]))
+";
+
+#[test]
+fn signals_by_descriptors_of_proc_cross_nodes_as_those_by_number_do() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &[]);
+    cluster.sh("shop", "n1", "cp /usr/bin/sleep /dc/drowse");
+    let start = |node: &str| cluster.ok(&["run", "-d", "shop", "--node", node, "--", "/dc/drowse", "1000"]);
+    let far = start("n2").trim().to_owned();
+    let said = cluster.ok(&python("n1", &[], BY_DESCRIPTOR, &[&far]));
+    assert_eq!(said, "0 0 0 22 22 9 9\n0 0 15\n");
+    let left = || cluster.output(&["run", "shop", "--node", "n1", "--", "pgrep", "-c", "drowse"]).stdout;
+    eventually("it is gone", Duration::from_secs(10), || (left() == b"0\n").then_some(()));
+    if !std::path::Path::new("/usr/bin/killall").exists() {
+        return eprintln!("SKIPPED in part: there is no killall (Debian: psmisc)");
+    }
+    let all = [start("n1"), start("n2"), start("n2")];
+    assert_eq!(left(), b"3\n", "{all:?}");
+    cluster.sh("shop", "n1", "killall drowse");
+    eventually("all are gone", Duration::from_secs(10), || (left() == b"0\n").then_some(()));
+}

@@ -43,6 +43,12 @@ pub enum News {
         id: u64,
         read: ReadPayload,
     },
+    /// Where a descriptor of a call leads, if to a process of another node.
+    Looked {
+        slot: SlotIndex,
+        id: u64,
+        process: Option<u32>,
+    },
     /// Asked to end. CallStates stay in the journal.
     Stop,
 }
@@ -136,6 +142,7 @@ impl<L: NodeLinks> CallStates<L> {
                 Ok(News::GivenUp(node)) => self.origin.given_up(node),
                 Ok(News::Outcome { node, outcome }) => self.origin.outcome(node, outcome),
                 Ok(News::Read { slot, id, read }) => self.take_read(slot, id, read),
+                Ok(News::Looked { slot, id, process }) => self.take_look(slot, id, process),
                 Err(RecvTimeoutError::Timeout) => {
                     let now = self.now_ms();
                     self.origin.tick(now)
@@ -160,10 +167,20 @@ impl<L: NodeLinks> CallStates<L> {
 
     /// The number of a thread that ended may be another one's: what was read counts if the call still waits.
     fn take_read(&mut self, slot: SlotIndex, id: u64, read: ReadPayload) -> Vec<CallEffect> {
-        let Some(notification) = self.origin.journal().notification(slot) else { return Vec::new() };
-        let listener = self.listeners.get(notification.listener);
-        let waits = listener.is_some_and(|listener| sys::notify::is_valid(&*listener, id));
+        let waits = self.still_waits(slot, id);
         self.origin.read(slot, id, if waits { read } else { Err(SignalError::NoProcess) })
+    }
+
+    /// Likewise.
+    fn take_look(&mut self, slot: SlotIndex, id: u64, process: Option<u32>) -> Vec<CallEffect> {
+        let process = process.filter(|_| self.still_waits(slot, id));
+        self.origin.looked(slot, id, process)
+    }
+
+    fn still_waits(&self, slot: SlotIndex, id: u64) -> bool {
+        let Some(notification) = self.origin.journal().notification(slot) else { return false };
+        let listener = self.listeners.get(notification.listener);
+        listener.is_some_and(|listener| sys::notify::is_valid(&*listener, id))
     }
 
     fn carry_out(&mut self, effects: Vec<CallEffect>) {
@@ -173,6 +190,11 @@ impl<L: NodeLinks> CallStates<L> {
                 CallEffect::Read { slot, notification, address } => {
                     if let Err(error) = self.reader.ask(slot, &notification, address) {
                         effects.extend(self.origin.read(slot, notification.id, Err(error)));
+                    }
+                }
+                CallEffect::Look { slot, notification, descriptor } => {
+                    if self.reader.look(slot, &notification, descriptor).is_err() {
+                        effects.extend(self.origin.looked(slot, notification.id, None));
                     }
                 }
                 CallEffect::Send { to, order } => self.links.send(to, &order),

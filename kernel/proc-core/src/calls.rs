@@ -58,6 +58,10 @@ use Condition::{Foreign, ForeignGroup, Is};
 use Handling::{Answered, Forwarded, Watched};
 use RowState::{Planned, Served};
 
+/// Of `pidfd_send_signal(2)`, since Linux 6.9.
+const PIDFD_SIGNAL_THREAD: u32 = 1;
+const PIDFD_SIGNAL_THREAD_GROUP: u32 = 2;
+const PIDFD_SIGNAL_PROCESS_GROUP: u32 = 4;
 const EVERYBODY: u32 = u32::MAX;
 const PROCESS: u32 = libc::PRIO_PROCESS;
 const GROUP: u32 = libc::PRIO_PGRP;
@@ -121,8 +125,9 @@ pub static ROWS: &[Row] = &[
         .otherwise("answered: the pidfd of a stand-in that ends with the process")
         .differs("`fdinfo` shows the stand-in's number"),
     row("pidfd_send_signal", libc::SYS_pidfd_send_signal, ALWAYS, Watched)
-        .otherwise("looked at: own node native, stand-in forwarded")
-        .differs(LIKE_KILL),
+        .served()
+        .otherwise("where the descriptor leads is looked at: `/proc/NUMBER` of another node forwarded, else native")
+        .differs("as `kill`; with `siginfo` EINVAL for another node; a millisecond, also on the own node"),
     row("pidfd_getfd", libc::SYS_pidfd_getfd, ALWAYS, Watched)
         .otherwise("looked at: own node native, stand-in EPERM")
         .differs("descriptors do not cross"),
@@ -194,6 +199,10 @@ pub enum Asked {
         to: Seat,
         address: u64,
     },
+    /// First where this descriptor of the caller leads has to be known ([`looked`]).
+    Looks {
+        descriptor: i32,
+    },
     /// No row has it, or none of the row's cases holds: the filter that let it come here is of another release.
     Unknown,
 }
@@ -213,6 +222,19 @@ pub fn payload_of(siginfo: &[u8; SIGINFO_BYTES]) -> Payload {
     let code = siginfo.get(8..12).and_then(|bytes| bytes.try_into().ok()).map_or(0, i32::from_ne_bytes);
     let value = siginfo.get(24..32).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes);
     Payload { code, value }
+}
+
+/// What [`Asked::Looks`] found, as it is kept with the call: the process whose directory of `/proc` the descriptor is;
+/// `None` if it is anything else.
+pub fn looked(process: Option<u32>) -> Payload {
+    Payload { code: 0, value: process.map_or(0, u64::from) }
+}
+
+/// The process whose directory below `/proc` this is.
+pub fn process_of(path: &[u8]) -> Option<u32> {
+    let name = std::str::from_utf8(path.strip_prefix(b"/proc/")?).ok()?;
+    let is_number = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| name.parse().ok())?
 }
 
 /// What a call asks for, from what the kernel says of it. `own`: the caller's node. `payload`: what was read for it.
@@ -264,6 +286,25 @@ pub fn asked(number: libc::c_long, arguments: &[u64; 6], own: Seat, payload: Opt
             let whom = Whom::Thread { process: Some(first as u32), thread: second as u32 };
             queue(whom, first, third, arguments[3])
         }
+        libc::SYS_pidfd_send_signal => match payload {
+            None => Asked::Looks { descriptor: first },
+            Some(Payload { value, .. }) => {
+                let process = value as u32;
+                let whom = match arguments[3] as u32 {
+                    0 | PIDFD_SIGNAL_THREAD_GROUP => Some(Whom::Process(process)),
+                    PIDFD_SIGNAL_THREAD => Some(Whom::Thread { process: None, thread: process }),
+                    PIDFD_SIGNAL_PROCESS_GROUP => Some(Whom::Group(process)),
+                    // The kernel refuses it, whatever the descriptor is.
+                    _ => None,
+                };
+                let is_told = whom.map(|whom| signal(whom, process as i32, second));
+                match is_told.unwrap_or(Asked::Unknown) {
+                    // What is said beside the signal does not go along.
+                    Asked::Forward { .. } if arguments[2] != 0 => Asked::Failed(SignalError::Invalid),
+                    asked => asked,
+                }
+            }
+        },
         libc::SYS_getpgid => ask(first, StateQuestion::Getpgid(first as u32)),
         libc::SYS_getsid => ask(first, StateQuestion::Getsid(first as u32)),
         libc::SYS_sched_getscheduler => ask(first, StateQuestion::SchedGetscheduler(first as u32)),
@@ -359,6 +400,37 @@ mod tests {
         siginfo[8..12].copy_from_slice(&libc::SI_QUEUE.to_ne_bytes());
         siginfo[24..32].copy_from_slice(&77_u64.to_ne_bytes());
         assert_eq!(Some(payload_of(&siginfo)), of(libc::SI_QUEUE, 77));
+    }
+
+    #[test]
+    fn signal_by_descriptor_goes_where_the_descriptor_leads() {
+        let send = |flags: u64, info: u64, payload| {
+            asked(libc::SYS_pidfd_send_signal, &[5, 15, info, flags, 0, 0], seat(0), payload)
+        };
+        assert_eq!(send(0, 0, None), Asked::Looks { descriptor: 5 });
+        let other = Some(looked(Some(131_072)));
+        for flags in [0, 2] {
+            assert_eq!(send(flags, 0, other), forwarded(1, Whom::Process(131_072), 15));
+        }
+        assert_eq!(send(1, 0, other), forwarded(1, Whom::Thread { process: None, thread: 131_072 }, 15));
+        assert_eq!(send(4, 0, other), forwarded(1, Whom::Group(131_072), 15));
+        assert_eq!(send(0, 0x7fff_0000, other), Asked::Failed(SignalError::Invalid));
+        // Its own node's, anything else, and flags that nobody knows.
+        for native in [send(0, 0, Some(looked(Some(65_536)))), send(0, 9, Some(looked(None))), send(3, 0, other)] {
+            assert_eq!(native, Asked::Unknown);
+        }
+        assert_eq!(process_of(b"/proc/131072"), Some(131_072));
+        for other in [
+            "/proc/131072/fd",
+            "/proc/",
+            "/proc/self",
+            "/.proc/7",
+            "/proc/+7",
+            "/proc/99999999999",
+            "anon_inode:[pidfd]",
+        ] {
+            assert_eq!(process_of(other.as_bytes()), None, "{other}");
+        }
     }
 
     #[test]

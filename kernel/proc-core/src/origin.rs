@@ -42,6 +42,8 @@ pub enum CallEffect {
     Send { to: Seat, order: Order },
     /// What lies there in the memory of the calling thread; then [`Origin::read`]. Nothing else waits for it.
     Read { slot: SlotIndex, notification: Notification, address: u64 },
+    /// Where a descriptor of the calling thread leads; then [`Origin::looked`]. Nothing else waits for it.
+    Look { slot: SlotIndex, notification: Notification, descriptor: i32 },
     /// To the kernel; then [`Origin::answered`], whatever the kernel said.
     Answer { slot: SlotIndex, notification: Notification, answer: CallAnswer },
 }
@@ -75,6 +77,9 @@ pub struct Origin<M> {
     waiting: BTreeMap<Seat, BTreeSet<SlotIndex>>,
     /// Calls whose memory is being read, and for which node.
     reading: BTreeMap<SlotIndex, Seat>,
+    /// Calls of which it is not known for which node they are, and those whose processes ended meanwhile: a number
+    /// there is another one's by now.
+    looking: BTreeMap<SlotIndex, Seats>,
 }
 
 /// Slots as a successor finds them.
@@ -91,7 +96,8 @@ impl<M: JournalMemory> Origin<M> {
         let away = |seat| (seat, Peer::Away { since_ms: now_ms });
         let peers = Seat::all().filter(|seat| *seat != own && others.contains(*seat)).map(away).collect();
         let (calls, asked, waiting, reading) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let mut origin = Origin { own, journal, peers, calls, asked, waiting, reading };
+        let looking = BTreeMap::new();
+        let mut origin = Origin { own, journal, peers, calls, asked, waiting, reading, looking };
         let (mut found, mut acts) = (Found::default(), Vec::new());
         for slot in SlotIndex::all() {
             let Some(notification) = origin.journal.notification(slot) else {
@@ -157,12 +163,34 @@ impl<M: JournalMemory> Origin<M> {
         acts
     }
 
+    /// Where a descriptor leads, for which [`CallEffect::Look`] was asked. The kernel said after that that the call is
+    /// still under way. `None`: elsewhere than to another process, or nobody could see it; the kernel knows what to
+    /// say.
+    pub fn looked(&mut self, slot: SlotIndex, id: u64, process: Option<u32>) -> Vec<CallEffect> {
+        let mut acts = Vec::new();
+        let notification = self.journal.notification(slot).filter(|notification| notification.id == id);
+        let Some(notification) = notification else { return acts };
+        let Some(ended) = self.looking.remove(&slot) else { return acts };
+        let node = process.and_then(Seat::of_pid);
+        if node.is_some_and(|node| ended.contains(node)) {
+            self.settle(slot, CallAnswer::Failed(SignalError::NoProcess), &mut acts);
+            return acts;
+        }
+        self.journal.set_payload(slot, calls::looked(process));
+        self.begin(slot, notification, &mut acts);
+        acts
+    }
+
     fn begin(&mut self, slot: SlotIndex, notification: Notification, acts: &mut Vec<CallEffect>) {
         let payload = self.journal.payload(slot);
         match calls::asked(notification.number, &notification.arguments, self.own, payload) {
             Asked::Reads { to, address } => {
                 self.reading.insert(slot, to);
                 acts.push(CallEffect::Read { slot, notification, address });
+            }
+            Asked::Looks { descriptor } => {
+                self.looking.insert(slot, Seats::NONE);
+                acts.push(CallEffect::Look { slot, notification, descriptor });
             }
             Asked::Failed(error) => self.settle(slot, CallAnswer::Failed(error), acts),
             // Nothing was decided about it, so nothing is lost when the kernel reads its arguments again.
@@ -279,7 +307,7 @@ impl<M: JournalMemory> Origin<M> {
 
     /// Calls that are not settled.
     pub fn open(&self) -> usize {
-        self.calls.len() + self.reading.len()
+        self.calls.len() + self.reading.len() + self.looking.len()
     }
 
     fn others(&self) -> Seats {
@@ -342,6 +370,9 @@ impl<M: JournalMemory> Origin<M> {
         let waiting = self.waiting.remove(&node).unwrap_or_default();
         for slot in asked.into_iter().map(|(_, slot)| slot).chain(waiting) {
             self.end(slot, CallAnswer::Failed(error), acts);
+        }
+        if error == SignalError::NoProcess {
+            self.looking.values_mut().for_each(|ended| *ended = ended.with(node));
         }
         let reading: Vec<SlotIndex> =
             self.reading.iter().filter(|(_, of)| **of == node).map(|(slot, _)| *slot).collect();

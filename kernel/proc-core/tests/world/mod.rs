@@ -104,6 +104,7 @@ struct Gate {
     acts: VecDeque<CallEffect>,
     /// Calls whose memory is being read.
     reads: VecDeque<(SlotIndex, u64)>,
+    looks: VecDeque<(SlotIndex, u64)>,
 }
 
 struct Node {
@@ -295,6 +296,7 @@ impl World {
             to_look_at: found.received.into(),
             acts: acts.into(),
             reads: VecDeque::new(),
+            looks: VecDeque::new(),
         };
         node.gate = Some(gate);
         for other in 0..NODES {
@@ -411,9 +413,11 @@ impl World {
             let call = &self.calls[node.waiting[&id]];
             let number = |to: u32| u64::from(to);
             let signal = call.signal as u64;
-            let queues = signal % 2 == 1;
+            let (queues, by_descriptor) = (signal % 3 == 1, signal % 3 == 2);
             let (call, arguments) = match call.to {
                 Whom::Process(to) if queues => (libc::SYS_rt_sigqueueinfo as u64, [number(to), signal, id]),
+                // The number says which call it is of, and so where it leads.
+                Whom::Process(_) if by_descriptor => (libc::SYS_pidfd_send_signal as u64, [id, signal, 0]),
                 Whom::Process(to) => (libc_kill(), [number(to), signal, 0]),
                 Whom::Group(to) => (libc_kill(), [number(to).wrapping_neg(), signal, 0]),
                 Whom::Everybody => (libc_kill(), [u64::MAX, signal, 0]),
@@ -448,6 +452,14 @@ impl World {
         match gate.acts.pop_front() {
             None => {
                 // What is read comes late, and after other things.
+                if let Some((slot, id)) = gate.looks.pop_front() {
+                    let call = node.waiting.get(&id).map(|call| self.calls[*call].to);
+                    let process = call.and_then(|to| match to {
+                        Whom::Process(process) => Some(process),
+                        _ => None,
+                    });
+                    return self.with_origin(index, |origin, _| origin.looked(slot, id, process));
+                }
                 let Some((slot, id)) = gate.reads.pop_front() else { return };
                 let waits = node.waiting.contains_key(&id);
                 let payload = Payload { code: libc::SI_QUEUE, value: id };
@@ -457,6 +469,10 @@ impl World {
             Some(CallEffect::Read { slot, notification, address }) => {
                 assert_eq!(address, notification.id, "where the caller says");
                 gate.reads.push_back((slot, notification.id));
+            }
+            Some(CallEffect::Look { slot, notification, descriptor }) => {
+                assert_eq!(descriptor, notification.id as i32, "the one that the caller names");
+                gate.looks.push_back((slot, notification.id));
             }
             Some(CallEffect::Send { to, order }) => {
                 let order = Order::decode(&order.encode()).expect("what is sent is understood");
