@@ -339,6 +339,26 @@ def socket_buffers():
     children(8, fill)
 
 
+def way_out():
+    """More connections and datagrams, to everywhere, than the gate to the outside takes; kept, and not read."""
+    def fill():
+        held, datagrams = [], socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        while True:
+            host = ".".join(str(random.randrange(1, 224)) for _ in range(4))
+            to = (host, random.randrange(1, 65536))
+            try:
+                ours = socket.socket()
+                ours.setblocking(False)
+                held.append(ours)
+                ours.connect_ex(to)
+                datagrams.sendto(b"x" * 1400, to)
+            except OSError:
+                held.clear()
+            if len(held) > 500:
+                held.clear()
+    children(8, fill)
+
+
 def m3ipc():
     """The library for M3-IPC, where the test put it."""
     os.environ["M3IPC_LIBRARY"] = "/dc/m3/libm3ipc.so.0"
@@ -431,6 +451,7 @@ ATTACKS = dict(
     forks=forks, computing=computing, memory=memory, files_in_memory=files_in_memory, kernel_memory=kernel_memory, tree=tree,
     links=links, file_flood=file_flood, terminals=terminals, descriptors=descriptors, connections=connections, watches=watches,
     semaphores=semaphores, logs=logs, signals=signals, own_init=own_init, settings=settings, mounts=mounts, network=network, sockets=socket_buffers,
+    way_out=way_out,
 )
 print("begun", flush=True)
 ATTACKS[sys.argv[1]]()

@@ -45,7 +45,7 @@ impl Arena {
     fn over(nodes: usize, probed: &'static str) -> Arena {
         let cluster = Cluster::up(nodes);
         for name in ["red", "blue"] {
-            let limits = ["--memory", MEMORY, "--pids", "256", "--disk", "64M", "--open-files", "1024"];
+            let limits = ["--memory", MEMORY, "--pids", "256", "--disk", "64M", "--open-files", "1024", "--egress"];
             cluster.container(name, nodes, &[&["--fs-node", "n1", "--disk-node", "n1"][..], &limits].concat());
         }
         let (servers, proxies) = (servers(&cluster), proxies(&cluster));
@@ -235,6 +235,7 @@ fn quick_attacks_of_a_tenant_cost_its_neighbour_nothing() {
     let floor: &[&str] = if has_sys_resource() { &[] } else { &["kill score"] };
     assert_refused(&arena.survive("signals", 2.0), floor);
     arena.survive("network", 1.0);
+    arena.survive("way_out", 2.0);
     assert_refused(&arena.survive("mounts", 2.0), &["name of the node"]);
     let settings = arena.survive("settings", 2.0);
     let writable: Vec<&str> = settings.iter().filter_map(|line| line.strip_prefix("writable ")).collect();
@@ -285,6 +286,7 @@ fn heavy_attacks_of_a_tenant_cost_its_neighbour_nothing() {
         "semaphores",
         "logs",
         "network",
+        "way_out",
         "sockets",
     ] {
         arena.survive(name, 15.0);
