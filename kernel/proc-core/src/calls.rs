@@ -6,7 +6,7 @@
 
 use crate::order::{Deed, Payload, SignalCall, StateQuestion, Whom, Whose};
 use crate::permission::SignalError;
-use crate::range::Seat;
+use crate::range::{Seat, Seats};
 
 /// What becomes of a call for which one of the row's cases holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -224,10 +224,10 @@ pub fn payload_of(siginfo: &[u8; SIGINFO_BYTES]) -> Payload {
     Payload { code, value }
 }
 
-/// What [`Asked::Looks`] found, as it is kept with the call: the process whose directory of `/proc` the descriptor is;
-/// `None` if it is anything else.
-pub fn looked(process: Option<u32>) -> Payload {
-    Payload { code: 0, value: process.map_or(0, u64::from) }
+/// What [`Asked::Looks`] found, as it is kept with the call: the process whose directory of `/proc` the descriptor is,
+/// `None` if it is anything else; and of which nodes the processes ended since the call was made.
+pub fn looked(process: Option<u32>, ended: Seats) -> Payload {
+    Payload { code: process.unwrap_or(0) as i32, value: ended.bits() }
 }
 
 /// The process whose directory below `/proc` this is.
@@ -288,8 +288,14 @@ pub fn asked(number: libc::c_long, arguments: &[u64; 6], own: Seat, payload: Opt
         }
         libc::SYS_pidfd_send_signal => match payload {
             None => Asked::Looks { descriptor: first },
-            Some(Payload { value, .. }) => {
-                let process = value as u32;
+            // A number of a node that began another life meanwhile is another one's by now.
+            Some(Payload { code, value })
+                if Seat::of_pid(code as u32).is_some_and(|seat| Seats::from_bits(value).contains(seat)) =>
+            {
+                Asked::Failed(SignalError::NoProcess)
+            }
+            Some(Payload { code, .. }) => {
+                let process = code as u32;
                 let whom = match arguments[3] as u32 {
                     0 | PIDFD_SIGNAL_THREAD_GROUP => Some(Whom::Process(process)),
                     PIDFD_SIGNAL_THREAD => Some(Whom::Thread { process: None, thread: process }),
@@ -408,7 +414,8 @@ mod tests {
             asked(libc::SYS_pidfd_send_signal, &[5, 15, info, flags, 0, 0], seat(0), payload)
         };
         assert_eq!(send(0, 0, None), Asked::Looks { descriptor: 5 });
-        let other = Some(looked(Some(131_072)));
+        let seen = |process| Some(looked(process, Seats::NONE));
+        let other = seen(Some(131_072));
         for flags in [0, 2] {
             assert_eq!(send(flags, 0, other), forwarded(1, Whom::Process(131_072), 15));
         }
@@ -416,9 +423,12 @@ mod tests {
         assert_eq!(send(4, 0, other), forwarded(1, Whom::Group(131_072), 15));
         assert_eq!(send(0, 0x7fff_0000, other), Asked::Failed(SignalError::Invalid));
         // Its own node's, anything else, and flags that nobody knows.
-        for native in [send(0, 0, Some(looked(Some(65_536)))), send(0, 9, Some(looked(None))), send(3, 0, other)] {
+        for native in [send(0, 0, seen(Some(65_536))), send(0, 9, seen(None)), send(3, 0, other)] {
             assert_eq!(native, Asked::Unknown);
         }
+        let ended = |node| Some(looked(Some(131_072), Seats::NONE.with(seat(node))));
+        assert_eq!(send(0, 0, ended(1)), Asked::Failed(SignalError::NoProcess));
+        assert_eq!(send(0, 0, ended(2)), forwarded(1, Whom::Process(131_072), 15));
         assert_eq!(process_of(b"/proc/131072"), Some(131_072));
         for other in [
             "/proc/131072/fd",

@@ -23,7 +23,7 @@
 use crate::limits::CALLS_MAX;
 use crate::order::{LifeNumber, Payload, Sequence};
 use crate::permission::{Power, SignalError, Signaller};
-use crate::range::Seat;
+use crate::range::{Seat, Seats};
 
 /// Memory of 64-bit words: [`WORDS`] of them, which are 0 at first. A store is seen whole or not at all, and in order,
 /// by whoever maps the memory after this process was killed.
@@ -225,6 +225,17 @@ impl<M: JournalMemory> Journal<M> {
     pub fn payload(&self, slot: SlotIndex) -> Option<Payload> {
         let read = self.get(slot, READ);
         (read >> 32 != 0).then(|| Payload { code: read as u32 as i32, value: self.get(slot, VALUE) })
+    }
+
+    /// Where a call's descriptor leads, in one store beside what [`Journal::note_ended`] said: both are its payload.
+    pub fn set_looked(&mut self, slot: SlotIndex, process: Option<u32>) {
+        self.set(slot, READ, 1 << 32 | u64::from(process.unwrap_or(0)));
+    }
+
+    /// Processes of a node ended while a call's descriptor is looked at.
+    pub fn note_ended(&mut self, slot: SlotIndex, node: Seat) {
+        let ended = Seats::from_bits(self.get(slot, VALUE)).with(node);
+        self.set(slot, VALUE, ended.bits());
     }
 
     /// The sequence that the next order to a node gets.

@@ -77,9 +77,8 @@ pub struct Origin<M> {
     waiting: BTreeMap<Seat, BTreeSet<SlotIndex>>,
     /// Calls whose memory is being read, and for which node.
     reading: BTreeMap<SlotIndex, Seat>,
-    /// Calls of which it is not known for which node they are, and those whose processes ended meanwhile: a number
-    /// there is another one's by now.
-    looking: BTreeMap<SlotIndex, Seats>,
+    /// Calls of which it is not known for which node they are.
+    looking: BTreeSet<SlotIndex>,
 }
 
 /// Slots as a successor finds them.
@@ -96,7 +95,7 @@ impl<M: JournalMemory> Origin<M> {
         let away = |seat| (seat, Peer::Away { since_ms: now_ms });
         let peers = Seat::all().filter(|seat| *seat != own && others.contains(*seat)).map(away).collect();
         let (calls, asked, waiting, reading) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let looking = BTreeMap::new();
+        let looking = BTreeSet::new();
         let mut origin = Origin { own, journal, peers, calls, asked, waiting, reading, looking };
         let (mut found, mut acts) = (Found::default(), Vec::new());
         for slot in SlotIndex::all() {
@@ -170,14 +169,10 @@ impl<M: JournalMemory> Origin<M> {
         let mut acts = Vec::new();
         let notification = self.journal.notification(slot).filter(|notification| notification.id == id);
         let Some(notification) = notification else { return acts };
-        let Some(ended) = self.looking.remove(&slot) else { return acts };
-        let node = process.and_then(Seat::of_pid);
-        if node.is_some_and(|node| ended.contains(node)) {
-            self.settle(slot, CallAnswer::Failed(SignalError::NoProcess), &mut acts);
-            return acts;
+        if self.looking.remove(&slot) {
+            self.journal.set_looked(slot, process);
+            self.begin(slot, notification, &mut acts);
         }
-        self.journal.set_payload(slot, calls::looked(process));
-        self.begin(slot, notification, &mut acts);
         acts
     }
 
@@ -189,7 +184,7 @@ impl<M: JournalMemory> Origin<M> {
                 acts.push(CallEffect::Read { slot, notification, address });
             }
             Asked::Looks { descriptor } => {
-                self.looking.insert(slot, Seats::NONE);
+                self.looking.insert(slot);
                 acts.push(CallEffect::Look { slot, notification, descriptor });
             }
             Asked::Failed(error) => self.settle(slot, CallAnswer::Failed(error), acts),
@@ -372,7 +367,8 @@ impl<M: JournalMemory> Origin<M> {
             self.end(slot, CallAnswer::Failed(error), acts);
         }
         if error == SignalError::NoProcess {
-            self.looking.values_mut().for_each(|ended| *ended = ended.with(node));
+            // In the journal: a successor asks again where it leads.
+            self.looking.iter().for_each(|slot| self.journal.note_ended(*slot, node));
         }
         let reading: Vec<SlotIndex> =
             self.reading.iter().filter(|(_, of)| **of == node).map(|(slot, _)| *slot).collect();
