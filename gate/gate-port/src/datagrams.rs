@@ -1,10 +1,8 @@
 //! Datagrams of one published port: a socket inside for each client, so that answers find their way back.
 //!
-//! Nobody says when a client is done: who was silent for [`IDLE_MS`] is forgotten, and with [`CLIENTS_MAX`] the one
-//! that was silent for longest makes room. A node at which nobody listens says so by ICMP; the next one is asked then,
-//! with the datagram that was refused.
+//! Nobody says when a client is done ([`crate::recent`]). A node at which nobody listens says so by ICMP; the next one
+//! is asked then, with the datagram that was refused.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,11 +12,8 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use vos_api::ports::NodeAddresses;
 
 use crate::dial::Listening;
+use crate::recent::Recent;
 
-/// As the kernel's own translation keeps those that were answered.
-pub const IDLE_MS: u64 = 120_000;
-/// Of one port.
-pub const CLIENTS_MAX: usize = 1024;
 /// The longest datagram there is.
 pub const DATAGRAM_BYTES_MAX: usize = 65_535;
 
@@ -34,7 +29,6 @@ struct Flow {
     is_answered: bool,
     /// What went last, as long as nobody has answered.
     last: Option<Vec<u8>>,
-    used_ms: u64,
 }
 
 /// Of one port, by numbers that the gate gives.
@@ -42,21 +36,20 @@ struct Flow {
 pub struct Flows {
     /// Inside.
     port: u16,
-    by_client: HashMap<SocketAddr, u64>,
-    by_number: HashMap<u64, Flow>,
+    clients: Recent<SocketAddr, Flow>,
 }
 
 impl Flows {
     pub fn new(port: u16) -> Flows {
-        Flows { port, by_client: HashMap::new(), by_number: HashMap::new() }
+        Flows { port, clients: Recent::default() }
     }
 
     pub fn count(&self) -> usize {
-        self.by_number.len()
+        self.clients.count()
     }
 
     pub fn socket(&self, number: u64) -> Option<BorrowedFd<'_>> {
-        self.by_number.get(&number).map(|flow| flow.socket.as_fd())
+        self.clients.get(number).map(|flow| flow.socket.as_fd())
     }
 
     /// A datagram of a client goes inside. `fresh` is the number of the client if nothing is known of it; true: it was
@@ -72,18 +65,14 @@ impl Flows {
         fresh: u64,
         (listening, nodes): (&mut Listening, &NodeAddresses),
     ) -> io::Result<bool> {
-        let known = self.by_client.get(&client).copied();
+        let known = self.clients.number(&client);
         let number = known.unwrap_or(fresh);
         if known.is_none() {
-            if self.by_number.len() >= CLIENTS_MAX {
-                self.forget_oldest();
-            }
-            let flow = Flow::begin(client, listening.order(nodes), self.port, now_ms)?;
-            self.by_client.insert(client, fresh);
-            self.by_number.insert(fresh, flow);
+            let flow = Flow::begin(client, listening.order(nodes), self.port)?;
+            self.clients.insert(client, fresh, flow, now_ms);
         }
-        if let Some(flow) = self.by_number.get_mut(&number) {
-            flow.used_ms = now_ms;
+        self.clients.used(number, now_ms);
+        if let Some(flow) = self.clients.get_mut(number) {
             flow.put(datagram, self.port, listening);
         }
         Ok(known.is_none())
@@ -97,31 +86,22 @@ impl Flows {
         now_ms: u64,
         listening: &mut Listening,
     ) -> Option<(SocketAddr, &'a [u8])> {
-        let flow = self.by_number.get_mut(&number)?;
-        let bytes = flow.hear(buffer, self.port, listening)?;
-        flow.used_ms = now_ms;
-        Some((flow.client, buffer.get(..bytes)?))
+        let flow = self.clients.get_mut(number)?;
+        let (client, bytes) = (flow.client, flow.hear(buffer, self.port, listening)?);
+        self.clients.used(number, now_ms);
+        Some((client, buffer.get(..bytes)?))
     }
 
     pub fn forget_idle(&mut self, now_ms: u64) {
-        let is_idle = |flow: &Flow| now_ms.saturating_sub(flow.used_ms) >= IDLE_MS;
-        self.by_client.retain(|_, number| !self.by_number.get(number).is_none_or(is_idle));
-        self.by_number.retain(|_, flow| !is_idle(flow));
-    }
-
-    fn forget_oldest(&mut self) {
-        let oldest = self.by_number.iter().min_by_key(|(_, flow)| flow.used_ms).map(|(number, _)| *number);
-        if let Some(flow) = oldest.and_then(|number| self.by_number.remove(&number)) {
-            self.by_client.remove(&flow.client);
-        }
+        self.clients.forget_idle(now_ms);
     }
 }
 
 impl Flow {
-    fn begin(client: SocketAddr, order: Vec<Ipv4Addr>, port: u16, now_ms: u64) -> io::Result<Flow> {
+    fn begin(client: SocketAddr, order: Vec<Ipv4Addr>, port: u16) -> io::Result<Flow> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
-        let mut flow = Flow { client, socket, order, at: 0, is_answered: false, last: None, used_ms: now_ms };
+        let mut flow = Flow { client, socket, order, at: 0, is_answered: false, last: None };
         flow.turn_to(port);
         Ok(flow)
     }

@@ -3,7 +3,6 @@
 //! Everything that a program sends to an address that is none of its container's is heard by the gate, which has that
 //! address as its own end (`sys::sk_lookup`); what is allowed it sends on from the node. [`Policy`] is pure.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,10 +14,8 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use sys::ns::Kinds;
 use vos_api::ports::RESOLVER;
 
-/// As conntrack's for datagrams that were answered.
-const IDLE_MS: u64 = 120_000;
-/// Of a container on a node.
-const FLOWS_MAX: usize = 1024;
+use crate::recent::Recent;
+
 const DNS: u16 = 53;
 
 /// A network, and of it one port or all.
@@ -155,19 +152,14 @@ fn keep_what_it_takes() -> io::Result<()> {
 /// Between one socket inside and an address outside.
 #[derive(Debug)]
 struct OutFlow {
-    pair: (SocketAddrV4, SocketAddrV4),
     /// Speaks as whom the program meant.
     inside: OwnedFd,
     outside: OwnedFd,
-    used_ms: u64,
 }
 
 /// Datagrams that leave and their answers, by numbers that the gate gives.
 #[derive(Debug, Default)]
-pub struct OutFlows {
-    by_pair: HashMap<(SocketAddrV4, SocketAddrV4), u64>,
-    by_number: HashMap<u64, OutFlow>,
-}
+pub struct OutFlows(Recent<(SocketAddrV4, SocketAddrV4), OutFlow>);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FlowSide {
@@ -177,11 +169,11 @@ pub enum FlowSide {
 
 impl OutFlows {
     pub fn count(&self) -> usize {
-        self.by_number.len()
+        self.0.count()
     }
 
     pub fn socket(&self, number: u64, side: FlowSide) -> Option<BorrowedFd<'_>> {
-        self.by_number.get(&number).map(|flow| match side {
+        self.0.get(number).map(|flow| match side {
             FlowSide::Inside => flow.inside.as_fd(),
             FlowSide::Outside => flow.outside.as_fd(),
         })
@@ -200,22 +192,18 @@ impl OutFlows {
         (now_ms, fresh): (u64, u64),
         insider: &Insider,
     ) -> io::Result<bool> {
-        let known = self.by_pair.get(&pair).copied();
+        let known = self.0.number(&pair);
         let number = known.unwrap_or(fresh);
         if known.is_none() {
-            if self.by_number.len() >= FLOWS_MAX {
-                self.forget_oldest();
-            }
             let (from, to) = pair;
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let outside = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
             connect(&outside, &way)?;
-            let flow = OutFlow { pair, inside: insider.speak_as(to, from)?, outside, used_ms: now_ms };
-            self.by_pair.insert(pair, fresh);
-            self.by_number.insert(fresh, flow);
+            let flow = OutFlow { inside: insider.speak_as(to, from)?, outside };
+            self.0.insert(pair, fresh, flow, now_ms);
         }
-        if let Some(flow) = self.by_number.get_mut(&number) {
-            flow.used_ms = now_ms;
+        self.0.used(number, now_ms);
+        if let Some(flow) = self.0.get(number) {
             let _ = send(&flow.outside, datagram, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         }
         Ok(known.is_none())
@@ -223,7 +211,8 @@ impl OutFlows {
 
     /// Carries what came to one side to the other; at most so many datagrams.
     pub fn carry(&mut self, number: u64, side: FlowSide, buffer: &mut [u8], now_ms: u64, most: usize) {
-        let Some(flow) = self.by_number.get_mut(&number) else { return };
+        let Some(flow) = self.0.get(number) else { return };
+        let mut has_carried = false;
         let (from, to) = match side {
             FlowSide::Inside => (&flow.inside, &flow.outside),
             FlowSide::Outside => (&flow.outside, &flow.inside),
@@ -231,28 +220,22 @@ impl OutFlows {
         for _ in 0..most {
             match recv(from, &mut *buffer, RecvFlags::DONTWAIT) {
                 Ok((bytes, _)) => {
-                    flow.used_ms = now_ms;
+                    has_carried = true;
                     let datagram = buffer.get(..bytes).unwrap_or_default();
                     let _ = send(to, datagram, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
                 }
                 // That nobody listened: whoever asked waits, and asks again.
                 Err(Errno::INTR | Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NETUNREACH) => (),
-                Err(_) => return,
+                Err(_) => break,
             }
+        }
+        if has_carried {
+            self.0.used(number, now_ms);
         }
     }
 
     pub fn forget_idle(&mut self, now_ms: u64) {
-        let is_idle = |flow: &OutFlow| now_ms.saturating_sub(flow.used_ms) >= IDLE_MS;
-        self.by_pair.retain(|_, number| !self.by_number.get(number).is_none_or(is_idle));
-        self.by_number.retain(|_, flow| !is_idle(flow));
-    }
-
-    fn forget_oldest(&mut self) {
-        let oldest = self.by_number.iter().min_by_key(|(_, flow)| flow.used_ms).map(|(number, _)| *number);
-        if let Some(flow) = oldest.and_then(|number| self.by_number.remove(&number)) {
-            self.by_pair.remove(&flow.pair);
-        }
+        self.0.forget_idle(now_ms);
     }
 }
 

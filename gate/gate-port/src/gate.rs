@@ -389,7 +389,7 @@ impl PortGate {
         };
         match token {
             Token::Port(number) => match self.ports.get(&number).map(|port| port.name.transport) {
-                Some(PortTransport::Tcp) => self.accept(number),
+                Some(PortTransport::Tcp) => self.accept(token),
                 Some(PortTransport::Udp) => self.take_datagrams(number),
                 None => (),
             },
@@ -397,44 +397,55 @@ impl PortGate {
             Token::Node(link) => self.hear_side(link, Side::Node, readiness),
             Token::Attempt(attempt) => self.hear_attempt(attempt),
             Token::Flow(number) => self.answer_datagrams(number),
-            Token::OutStream => self.accept_leaving(),
+            Token::OutStream => self.accept(token),
             Token::OutDatagrams => self.take_leaving(),
             Token::OutFlow(number, side) => self.carry_leaving(number, side),
             Token::Control | Token::Stop => (),
         }
     }
 
-    fn accept(&mut self, number: u64) {
-        let now = self.now_ms();
+    /// Clients of a port, or programs that want out.
+    fn accept(&mut self, from: Token) {
         for _ in 0..TURN_MAX {
             if self.links.len() >= CONNECTIONS_MAX {
                 return self.rest();
             }
-            let Some(port) = self.ports.get_mut(&number) else { return };
-            match accept_with(&port.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(client) => {
-                    port.counts.taken += 1;
-                    port.counts.open += 1;
-                    let dialling = Dialling {
-                        port: number,
-                        inside: port.inside,
-                        introduction: port.introduction,
-                        client,
-                        dial: Dial::new(port.listening.order(&self.nodes), now),
-                        attempts: Vec::new(),
-                        said: Readiness::default(),
-                    };
-                    self.begin(dialling);
-                }
+            let socket = match from {
+                Token::Port(number) => self.ports.get(&number).map(|port| &port.socket),
+                _ => self.leaving.as_ref().map(|leaving| &leaving.way.stream),
+            };
+            let Some(socket) = socket else { return };
+            match accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(client) => match self.whom_to_dial(from, &client) {
+                    Some((port, inside, introduction, dial)) => {
+                        let (attempts, said) = (Vec::new(), Readiness::default());
+                        self.begin(Dialling { port, inside, introduction, client, dial, attempts, said });
+                    }
+                    None => relay::reset(client),
+                },
                 Err(Errno::AGAIN) => return,
                 // One that was there, and went again.
                 Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO) => (),
                 Err(cause) => {
-                    tracing::warn!(%cause, "clients wait to be accepted");
+                    tracing::warn!(%cause, ?from, "clients wait to be accepted");
                     return self.rest();
                 }
             }
         }
+    }
+
+    /// `None`: nobody, for a program that may not go where it wants.
+    fn whom_to_dial(&mut self, from: Token, client: &OwnedFd) -> Option<(u64, u16, Introduction, Dial)> {
+        let now = self.now_ms();
+        if let Token::Port(number) = from {
+            let port = self.ports.get_mut(&number)?;
+            port.counts.taken += 1;
+            port.counts.open += 1;
+            let dial = Dial::new(port.listening.order(&self.nodes), now);
+            return Some((number, port.inside, port.introduction, dial));
+        }
+        let way = self.leaving.as_ref()?.way.policy.way_of_node(meant(client)?)?;
+        Some((OUT, way.port(), Introduction::None, Dial::one(*way.ip(), now)))
     }
 
     fn begin(&mut self, dialling: Dialling) {
@@ -594,42 +605,6 @@ impl PortGate {
     }
 
     // ---- programs that want out
-
-    fn accept_leaving(&mut self) {
-        let now = self.now_ms();
-        for _ in 0..TURN_MAX {
-            if self.links.len() >= CONNECTIONS_MAX {
-                return self.rest();
-            }
-            let Some(leaving) = &self.leaving else { return };
-            match accept_with(&leaving.way.stream, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(client) => {
-                    let way = meant(&client).and_then(|to| leaving.way.policy.way_of_node(to));
-                    let Some(way) = way else {
-                        relay::reset(client);
-                        continue;
-                    };
-                    let dialling = Dialling {
-                        port: OUT,
-                        inside: way.port(),
-                        introduction: Introduction::None,
-                        client,
-                        dial: Dial::one(*way.ip(), now),
-                        attempts: Vec::new(),
-                        said: Readiness::default(),
-                    };
-                    self.begin(dialling);
-                }
-                Err(Errno::AGAIN) => return,
-                // One that was there, and went again.
-                Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO) => (),
-                Err(cause) => {
-                    tracing::warn!(%cause, "programs wait to get out");
-                    return self.rest();
-                }
-            }
-        }
-    }
 
     fn take_leaving(&mut self) {
         let now = self.now_ms();

@@ -120,9 +120,8 @@ struct Way {
     ends: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum WayState {
-    #[default]
     Open,
     /// Nothing more comes; what is put aside is still to go.
     Ending,
@@ -162,7 +161,7 @@ impl Relay {
     /// Carries what there is.
     ///
     /// # Errors
-    /// One side was reset or gave up: [`Relay::reset`].
+    /// One side was reset or gave up: [`Relay::end`].
     pub fn pump(&mut self, means: &mut Means) -> io::Result<Progress> {
         let there = self.to_node.pump(&self.client, &self.node, means)?;
         let back = self.to_client.pump(&self.node, &self.client, means)?;

@@ -14,8 +14,6 @@ use vos_rt::{Failure, Spawn, SpawnError};
 use crate::egress::{Allowed, Insider, Policy};
 use crate::gate::{PortGate, PortGateEnd, WayOut};
 
-const NAME: &str = "ports";
-const EGRESS_NAME: &str = "egress";
 const CALLS: &[libc::c_long] = &[
     libc::SYS_accept4,
     libc::SYS_socket,
@@ -30,31 +28,25 @@ const CALLS: &[libc::c_long] = &[
 
 /// Runs `dvs gate ports`.
 pub fn main_from_spawn() -> ExitCode {
-    vos_rt::log::begin(NAME);
-    match serve() {
-        Ok(end) => {
-            tracing::info!(?end, "ended");
-            ExitCode::SUCCESS
-        }
-        Err(failure) => {
-            vos_rt::log::failure(NAME, &*failure);
-            ExitCode::FAILURE
-        }
-    }
+    run("ports", serve)
 }
 
 /// Runs `dvs gate egress`: in the network namespace of the node, where it stays, with the sockets on which programs of
 /// the container are heard (`stream`, `datagrams`), and one thread that is inside and makes sockets there (`net`).
 /// Options: `allowed` (of each network address, prefix and port, 0 for all), `never` (addresses), `resolver`.
 pub fn main_of_egress() -> ExitCode {
-    vos_rt::log::begin(EGRESS_NAME);
-    match let_out() {
+    run("egress", let_out)
+}
+
+fn run(name: &str, gate: fn() -> Result<PortGateEnd, Failure>) -> ExitCode {
+    vos_rt::log::begin(name);
+    match gate() {
         Ok(end) => {
             tracing::info!(?end, "ended");
             ExitCode::SUCCESS
         }
         Err(failure) => {
-            vos_rt::log::failure(EGRESS_NAME, &*failure);
+            vos_rt::log::failure(name, &*failure);
             ExitCode::FAILURE
         }
     }

@@ -363,6 +363,20 @@ impl DcView {
     }
 }
 
+/// Writes a container's record as it was changed, under the next generation. False: somebody else changed it first.
+pub fn renew_dc(engine: &dyn Engine, view: &mut DcView) -> Result<bool, EngineError> {
+    view.record.generation += 1;
+    let key = dc_key(&view.record.spec.name);
+    let unchanged = Compare::Modified { key: key.clone(), at: view.modified };
+    match engine.transact(&[unchanged], &[Op::put(key, encode(&view.record))])? {
+        Outcome::Done(modified) => {
+            view.modified = modified;
+            Ok(true)
+        }
+        Outcome::Conflict(_) => Ok(false),
+    }
+}
+
 pub fn dc_views(engine: &dyn Lookup) -> Result<BTreeMap<String, DcView>, EngineError> {
     dc_views_in(&engine.list(DCS)?)
 }

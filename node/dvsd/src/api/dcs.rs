@@ -435,13 +435,7 @@ async fn wish_of(api: &Arc<Api>, dc: &str, mut known: Option<DcView>, desired: D
                 ));
             }
             view.record.desired = desired;
-            view.record.generation += 1;
-            let key = records::dc_key(&dc);
-            let unchanged = Compare::Modified { key: key.clone(), at: view.modified };
-            if let Outcome::Done(modified) =
-                engine.transact(&[unchanged], &[Op::put(key, records::encode(&view.record))])?
-            {
-                view.modified = modified;
+            if records::renew_dc(engine, &mut view)? {
                 return Ok(view);
             }
         }
@@ -511,11 +505,7 @@ fn replace_wish(
         let there = records::dc_view(engine, dc)?.filter(|view| view.record.generation == generation);
         let Some(mut view) = there else { return Ok(None) };
         view.record.desired = desired;
-        view.record.generation += 1;
-        let key = records::dc_key(dc);
-        let unchanged = Compare::Modified { key: key.clone(), at: view.modified };
-        if let Outcome::Done(at) = engine.transact(&[unchanged], &[Op::put(key, records::encode(&view.record))])? {
-            view.modified = at;
+        if records::renew_dc(engine, &mut view)? {
             return Ok(Some(view));
         }
     }

@@ -8,7 +8,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use cluster::{Compare, Engine, Op, Outcome};
+use cluster::Engine;
 use mgmt_api::{ErrorBody, ErrorKind, PortAtNode, PortInfo, PortSpec, PortState};
 
 use super::dcs::{Progress, wait_until};
@@ -108,13 +108,7 @@ async fn change(
             let mut view = records::dc_view(engine, &dc)?.ok_or_else(|| no_such_dc(&dc))?;
             demand_lasting(&view.record)?;
             edit(engine, &mut view.record)?;
-            view.record.generation += 1;
-            let key = records::dc_key(&dc);
-            let unchanged = Compare::Modified { key: key.clone(), at: view.modified };
-            if let Outcome::Done(modified) =
-                engine.transact(&[unchanged], &[Op::put(key, records::encode(&view.record))])?
-            {
-                view.modified = modified;
+            if records::renew_dc(engine, &mut view)? {
                 return Ok(view);
             }
         }

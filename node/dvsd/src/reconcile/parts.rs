@@ -248,7 +248,7 @@ impl Parts {
             }
         }
         let servers = self.processes.iter_mut().filter(|(part, _)| matches!(part, Part::Server(..)));
-        let mut earlier = servers.filter(|(_, process)| process.pid().is_some_and(renewal::is_of_another_binary));
+        let mut earlier = servers.filter(|(_, process)| is_earlier(process));
         if let Some((part, process)) = earlier.next() {
             tracing::info!(dc = self.share.id, ?part, "gives way to the daemon's release");
             process.make_stale();
