@@ -6,19 +6,20 @@ DVS = $(TARGET_DIR)/dvs
 # The whole workspace, with an example, so that features of shared crates are the same as in the tests: nothing is built twice.
 BUILD = $(CARGO) build --workspace --bins --example pingpong
 
-.PHONY: all build lib install-lib deb demo test test-long bench check clean help
+.PHONY: all build lib install-lib deb demo docs test test-long bench check clean help
 
 all: build
 
 help:
 	@echo "make demo         three nodes, one container across them, an unmodified web server (KEEP=1 leaves it up)"
 	@echo "make test         every test that takes minutes at most"
-	@echo "make test-long    the rest: storms, crash tests with many seeds, a Debian root file system, files compared with one kernel (two hours)"
-	@echo "make bench        M3-IPC beside other mechanisms, a quarter of an hour (BENCH=ipc or proxy for one half, ARGS='--help')"
+	@echo "make test-long    the rest: storms, crash tests with many seeds, a Debian root file system, files compared with one kernel (two hours; ONLY=robustness for some)"
+	@echo "make bench        M3-IPC beside other mechanisms, half an hour (BENCH=ipc, proxy or proc for one part, ARGS='--help')"
 	@echo "make build        the one binary: $(DVS)"
 	@echo "make lib          the C library, libm3ipc"
 	@echo "make install-lib  the C library, its headers and manual pages, to \$$DESTDIR\$$PREFIX (/usr/local)"
 	@echo "make deb          a Debian package: the binary for release, unit, manual pages, completions, default settings"
+	@echo "make docs         the documentation as a site to read and search without a network: target/docs/html/index.html"
 	@echo "make check        format, lints, the room rule, fast tests"
 
 build:
@@ -60,15 +61,19 @@ test:
 
 test-long:
 	@scripts/setup.sh test
-	$(CARGO) xtask test-long
+	$(CARGO) xtask test-long $(ONLY)
 
-# Between processes of one machine, and between two nodes, which needs root.
-BENCH ?= ipc proxy
+docs: build
+	@scripts/setup.sh docs
+	@scripts/docs.sh $(DVS) target/docs
 
-bench:
+# Between processes of one machine; between two nodes, and in a container over three, which need root.
+BENCH ?= ipc proxy proc
+
+bench: build
 	@scripts/setup.sh bench
 	cd bench && $(CARGO) test --release --quiet
-	@status=0; for half in $(BENCH); do (cd bench && $(CARGO) run --release --quiet -- $$half $(ARGS)) || status=1; done; exit $$status
+	@status=0; for part in $(BENCH); do (cd bench && $(CARGO) run --release --quiet -- $$part $(ARGS)) || status=1; done; exit $$status
 
 clean:
 	$(CARGO) clean

@@ -3,6 +3,7 @@
 #
 #   scripts/setup.sh build|demo|test     each includes the one before it; default: demo
 #   scripts/setup.sh bench               what 'build' has, and what the benchmark's peers need
+#   scripts/setup.sh docs                what 'build' has, and what makes a site of the documentation
 #
 # Idempotent: a package that is there is not touched, and with nothing missing no privilege is needed.
 set -eu
@@ -43,6 +44,14 @@ libacl1-dev:pjdfstest, a test suite of others, is built with it (long tests only
 
 bench_packages="
 g++:compiles ZeroMQ, one of the peers
+openssh-server:runs a program elsewhere, as jobs do
+etcd-server:the engine of the cluster whose nodes are lost
+"
+
+docs_packages="
+python3-sphinx:makes pages and their search
+python3-myst-parser:reads Markdown for it
+mandoc:shows manual pages
 "
 
 case $purpose in
@@ -50,7 +59,8 @@ case $purpose in
     demo) wanted="$build_packages$demo_packages" ;;
     test) wanted="$build_packages$demo_packages$test_packages" ;;
     bench) wanted="$build_packages$bench_packages" ;;
-    *) echo "setup: unknown purpose '$purpose'" >&2; echo "  try: scripts/setup.sh build|demo|test|bench" >&2; exit 2 ;;
+    docs) wanted="$build_packages$docs_packages" ;;
+    *) echo "setup: unknown purpose '$purpose'" >&2; echo "  try: scripts/setup.sh build|demo|test|bench|docs" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query >/dev/null 2>&1; then

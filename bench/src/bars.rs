@@ -81,10 +81,10 @@ const DEATHS: [Limit; 3] = [
     Limit { what: "death of a peer, CPUs busy, p99", load: Load::Busy, of: |deaths| deaths.p99_ms, below_ms: 20.0 },
 ];
 
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum Goal {
-    AtLeast { times: f64, theirs: Mechanism },
-    BelowMs(f64),
+    AtLeast { times: f64, theirs: String },
+    Below { limit: f64, unit: &'static str },
 }
 
 /// A bar and how far we came; nothing when it was not measured.
@@ -107,7 +107,7 @@ pub fn remote(figures: &Figures) -> Vec<Reached> {
 
 impl Bar {
     fn reached(&self, figures: &Figures) -> Reached {
-        let goal = Goal::AtLeast { times: self.at_least, theirs: self.theirs.0 };
+        let goal = Goal::AtLeast { times: self.at_least, theirs: self.theirs.0.to_string() };
         Reached { what: self.what, goal, measured: figures.ratio(self.ours, self.theirs) }
     }
 }
@@ -116,7 +116,7 @@ impl Limit {
     fn reached(&self, figures: &Figures) -> Reached {
         let deaths = figures.deaths.iter().filter(|deaths| deaths.load == self.load);
         let measured = Spread::of(deaths.map(self.of).collect());
-        Reached { what: self.what, goal: Goal::BelowMs(self.below_ms), measured }
+        Reached { what: self.what, goal: Goal::Below { limit: self.below_ms, unit: "ms" }, measured }
     }
 }
 
@@ -124,7 +124,7 @@ impl Reached {
     pub fn is_reached(&self) -> bool {
         self.measured.is_some_and(|measured| match self.goal {
             Goal::AtLeast { times, .. } => measured.median >= times,
-            Goal::BelowMs(limit) => measured.median < limit,
+            Goal::Below { limit, .. } => measured.median < limit,
         })
     }
 }
@@ -133,7 +133,7 @@ impl std::fmt::Display for Goal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Goal::AtLeast { times, theirs } => f.pad(&format!("{times} x {theirs}")),
-            Goal::BelowMs(limit) => f.pad(&format!("below {limit} ms")),
+            Goal::Below { limit, unit } => f.pad(&format!("below {limit} {unit}")),
         }
     }
 }
@@ -154,14 +154,14 @@ mod tests {
 
     #[test]
     fn bar_that_was_not_measured_is_not_reached() {
-        let figures = Figures::new(2);
+        let figures = Figures::new();
         let bars = local(&figures).into_iter().chain(remote(&figures));
         assert!(bars.into_iter().all(|bar| !bar.is_reached() && bar.to_string().ends_with("not measured")));
     }
 
     #[test]
     fn death_that_took_its_limit_is_too_late() {
-        let mut figures = Figures::new(2);
+        let mut figures = Figures::new();
         let after =
             |p50_ms| Deaths { load: Load::Idle, kills: 1, p50_ms, p99_ms: 1.0, most_ms: 1.0, steal_percent: 0.0 };
         figures.deaths.push(after(0.5));

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::death::Deaths;
 use crate::mechanism::{Family, Mechanism};
-use crate::places::Placement;
+use crate::places::{Placement, cpus};
 use crate::role::{Report, Used};
 
 /// What is compared with each other.
@@ -47,12 +47,19 @@ pub struct Sample {
 /// Bumped when a field changes its meaning or goes.
 const SCHEMA: u32 = 1;
 
+/// On which all of it was measured.
 #[derive(Debug, Serialize)]
-pub struct Figures {
-    pub schema: u32,
+pub struct Machine {
     pub cpus: usize,
     pub kernel: String,
     pub processor: String,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Figures {
+    pub schema: u32,
+    #[serde(flatten)]
+    pub machine: Machine,
     pub samples: Vec<Sample>,
     pub deaths: Vec<Deaths>,
 }
@@ -103,18 +110,8 @@ impl Sample {
 }
 
 impl Figures {
-    pub fn new(cpus: usize) -> Figures {
-        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let info = read("/proc/cpuinfo");
-        let processor = info.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
-        Figures {
-            schema: SCHEMA,
-            cpus,
-            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-            processor: processor.trim_start_matches([' ', '\t', ':']).to_owned(),
-            samples: Vec::new(),
-            deaths: Vec::new(),
-        }
+    pub fn new() -> Figures {
+        Figures { schema: SCHEMA, machine: Machine::this(), samples: Vec::new(), deaths: Vec::new() }
     }
 
     pub fn add(&mut self, sample: Sample) {
@@ -151,6 +148,25 @@ impl Figures {
         let ours = self.of(ours.0, ours.1);
         let ratios = ours.into_iter().filter_map(|sample| Some(sample.trips_per_second / theirs.get(&sample.round)?));
         Spread::of(ratios.collect())
+    }
+}
+
+impl Machine {
+    pub fn this() -> Machine {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let info = read("/proc/cpuinfo");
+        let processor = info.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
+        Machine {
+            cpus: cpus().map_or(0, |cpus| cpus.len()),
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            processor: processor.trim_start_matches([' ', '\t', ':']).to_owned(),
+        }
+    }
+}
+
+impl std::fmt::Display for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}, {} CPUs, Linux {}.", self.processor, self.cpus, self.kernel)
     }
 }
 
@@ -224,7 +240,7 @@ mod tests {
 
     #[test]
     fn ratios_are_made_within_a_round_and_of_what_was_measured_in_both() {
-        let mut figures = Figures::new(2);
+        let mut figures = Figures::new();
         for (round, pipe, ours) in [(0, 10.0, 400.0), (1, 20.0, 400.0), (2, 5.0, 300.0)] {
             figures.add(sample(Mechanism::Pipe, round, pipe));
             figures.add(sample(Mechanism::M3ipcAdaptive, round, ours));

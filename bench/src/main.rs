@@ -8,21 +8,25 @@
 //! - [`places`]: where the processes run.
 //! - [`nodes`]: two nodes on this machine.
 //! - [`death`]: how soon a dead peer is noticed.
+//! - [`processes`]: what programs pay for one process table over nodes.
 //! - [`figures`]: what a measurement gives, medians, ratios.
 //! - [`bars`]: what is to be reached.
 //! - [`table`]: how it is shown.
+//! - [`ending`]: what is taken away when a signal ends the run.
 
 mod bars;
 mod death;
+mod ending;
 mod figures;
 mod mechanism;
 mod nodes;
 mod places;
+mod processes;
 mod role;
 mod run;
 mod table;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -44,6 +48,7 @@ struct Cli {
 const EXAMPLES: &str = "Examples:
   dvs-bench ipc                                          one machine, about eight minutes
   dvs-bench proxy                                        two nodes on this machine, about three minutes; needs root
+  dvs-bench proc                                         a cluster of three nodes on this machine, ten minutes; needs root
   dvs-bench ipc --only pipe,m3ipc-adaptive --placement free --pairs 1 --clients 1 --rounds 9
   dvs-bench ipc --section death
   dvs-bench ipc --json figures.json --check              for a machine to read; exit status 1 when a bar is not reached
@@ -56,6 +61,11 @@ enum Command {
     Ipc(IpcArguments),
     /// Messages and streams between two nodes: network namespaces on this machine, with a proxy each.
     Proxy(Common),
+    /// Processes, signals, jobs and services of a container over three nodes, beside the same without one.
+    Proc(processes::Arguments),
+    /// What of it runs natively or in the container.
+    #[command(hide = true, subcommand)]
+    Program(processes::program::Program),
     /// One of the two processes of a pair.
     #[command(hide = true)]
     Role(role::Arguments),
@@ -144,6 +154,8 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Ipc(arguments) => ipc(&arguments),
         Command::Proxy(arguments) => proxy(&arguments),
+        Command::Proc(arguments) => processes::run(&arguments),
+        Command::Program(program) => processes::program::run(&program).map(|()| ExitCode::SUCCESS),
         Command::Role(arguments) => role::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Link => Ok(nodes::link()),
         Command::Mourn(arguments) => death::mourn(&arguments).map(|()| ExitCode::SUCCESS),
@@ -168,13 +180,18 @@ fn proxy(arguments: &Common) -> Outcome<ExitCode> {
 
 fn tell(arguments: &Common, figures: &Figures, bars: &[Reached]) -> Outcome<ExitCode> {
     print!("{}", table::of(figures));
+    finish(figures, bars, arguments.json.as_deref(), arguments.check)
+}
+
+/// Says what was reached, writes the figures down, and fails where that is wanted.
+fn finish(figures: &impl serde::Serialize, bars: &[Reached], json: Option<&Path>, check: bool) -> Outcome<ExitCode> {
     print!("{}", table::of_bars(bars));
-    if let Some(path) = &arguments.json {
+    if let Some(path) = json {
         std::fs::write(path, serde_json::to_vec_pretty(figures)?)
             .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
     }
     let short: Vec<&Reached> = bars.iter().filter(|bar| !bar.is_reached()).collect();
-    if !arguments.check || short.is_empty() {
+    if !check || short.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
     for bar in short {

@@ -12,6 +12,7 @@ use clap::ValueEnum;
 use ipc::DcId;
 
 use crate::death::{self, Load};
+use crate::ending::{Registered, clean_up_by};
 use crate::figures::{Account, Figures, Group, Others, Sample};
 use crate::mechanism::{Family, Handed, Mechanism, Site, iceoryx};
 use crate::nodes::{Lan, Nodes};
@@ -25,8 +26,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const DISTURBED_PERCENT: f64 = 10.0;
 /// so often; then it counts as it is, and its table says so.
 const ATTEMPTS: u32 = 3;
-/// Of the shell, for a program that was told to end.
-const STATUS_INTERRUPTED: i32 = 130;
 
 /// What one measurement is of.
 #[derive(Clone, Copy)]
@@ -65,6 +64,21 @@ pub fn one_machine(arguments: &IpcArguments) -> Outcome<Figures> {
 pub fn two_nodes(arguments: &Common) -> Outcome<Figures> {
     let cases = cases(arguments, 2, &[1], |family| family != Family::Copies);
     Bench::start(arguments.seconds, World::two)?.measure_all(&cases, arguments.rounds)
+}
+
+/// Streams between two nodes without a container: MB/s, measured anew each time.
+pub struct Streams(Bench);
+
+impl Streams {
+    pub fn new(seconds: f64) -> Outcome<Streams> {
+        Bench::start(seconds, World::two).map(Streams)
+    }
+
+    pub fn measure(&self, mechanism: Mechanism, round: u32) -> Outcome<f64> {
+        let group = Group { nodes: 2, clients: 1, pairs: 1, placement: Placement::Free };
+        let sample = self.0.measure_undisturbed(Case { mechanism, group }, round)?;
+        Ok(sample.trips_per_second * sample.size as f64 / 1e6)
+    }
 }
 
 /// Grouped by what is compared with each other: neighbours in time.
@@ -146,27 +160,25 @@ struct Bench {
 }
 
 /// Of this run alone; taken away at its end, and when a signal ends it.
-struct Directory(tempfile::TempDir);
+struct Directory {
+    files: tempfile::TempDir,
+    _at_signal: Registered,
+}
 
 impl Directory {
     fn new() -> Outcome<Directory> {
-        let signals = [rustix::process::Signal::INT, rustix::process::Signal::TERM, rustix::process::Signal::HUP];
-        let signals = sys::signals::open(&signals.map(rustix::process::Signal::as_raw))?;
-        let directory = tempfile::Builder::new().prefix("dvs-bench-").tempdir()?;
-        let path = directory.path().to_owned();
-        std::thread::spawn(move || {
-            if sys::signals::next(&signals).is_ok() {
-                // The processes end when they miss their orchestrator, and take their own away.
-                iceoryx::clean(&path);
-                let _ = std::fs::remove_dir_all(&path);
-                std::process::exit(STATUS_INTERRUPTED);
-            }
-        });
-        Ok(Directory(directory))
+        let files = tempfile::Builder::new().prefix("dvs-bench-").tempdir()?;
+        let path = files.path().to_owned();
+        let at_signal = clean_up_by(move || {
+            // The processes end when they miss their orchestrator, and take their own away.
+            iceoryx::clean(&path);
+            let _ = std::fs::remove_dir_all(&path);
+        })?;
+        Ok(Directory { files, _at_signal: at_signal })
     }
 
     fn path(&self) -> &Path {
-        self.0.path()
+        self.files.path()
     }
 }
 
@@ -185,7 +197,7 @@ impl Bench {
     }
 
     fn measure_all(&self, cases: &[Case], rounds: u32) -> Outcome<Figures> {
-        let mut figures = Figures::new(self.cpus.len());
+        let mut figures = Figures::new();
         let (total, began) = (rounds as usize * cases.len(), Instant::now());
         for round in 0..rounds {
             for (index, case) in cases.iter().enumerate() {

@@ -26,8 +26,7 @@ fn baselines(family: Family, nodes: u32) -> &'static [(Mechanism, &'static str)]
 
 pub fn of(figures: &Figures) -> String {
     let mut out = String::new();
-    let Figures { cpus, kernel, processor, .. } = figures;
-    let _ = writeln!(out, "{processor}, {cpus} CPUs, Linux {kernel}. Medians over rounds (least to most).");
+    let _ = writeln!(out, "{} Medians over rounds (least to most).", figures.machine);
     for (group, family) in figures.tables() {
         table(&mut out, figures, group, family);
     }

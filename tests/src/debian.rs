@@ -125,6 +125,9 @@ const FURNISH: &str = "root=$1 group=$2 name=$3 first=$4
 mount --make-rprivate /
 mount --bind $root $root
 mount -t proc proc $root/proc
+# What is the whole machine's is no business of a system that is one of several on it.
+mount --bind $root/proc/sys/fs $root/proc/sys/fs
+mount -o remount,bind,ro $root/proc/sys/fs
 mount -t sysfs sysfs $root/sys
 mount -t tmpfs tmpfs $root/dev
 for device in null zero full random urandom tty fuse; do

@@ -237,6 +237,16 @@ impl Cluster {
         self.ok(&["dev", "exec", node, "--", "kill", "-9", &pid.to_string()]);
     }
 
+    /// Kills a node's daemon, and waits until another node's knows it.
+    pub fn lose_daemon(&self, node: &str, witness: &str) {
+        self.ok(&["dev", "exec", node, "--", "pkill", "-9", "-f", "^[^ ]*dvs daemon"]);
+        eventually("its daemon is away", Duration::from_secs(30), || {
+            let nodes = self.json(&["--at", witness, "node", "ls", "-o", "json"]);
+            let state = nodes.as_array()?.iter().find(|one| one["name"] == node)?["state"].clone();
+            (state == "down").then_some(())
+        });
+    }
+
     /// The end of every log of the cluster, for a failure's message.
     pub fn logs(&self) -> String {
         let mut text = String::new();

@@ -156,3 +156,52 @@ fn container_without_a_way_out_has_none_and_a_narrow_one_is_as_narrow_as_it_says
     let (status, said) = cluster.fails(&["dc", "create", "bad", "--nodes", "n1", "--egress-allow", "10.0.0.1/8"]);
     assert!(status == 2 && said.contains("10.0.0.1/8") && said.contains("192.0.2.7:443"), "{said}");
 }
+
+/// Tells what becomes of a connection that stays.
+const STAY: &str = "import socket, time
+c = socket.create_connection(('192.0.2.1', 80), 10)
+while True:
+    try:
+        c.sendall(b'x'); print('alive' if c.recv(10) else 'ended', flush=True)
+    except OSError: print('ended', flush=True)
+    time.sleep(0.05)";
+
+#[test]
+fn way_out_comes_and_goes_while_the_container_runs() {
+    let cluster = Cluster::up(2);
+    let _beyond = Beyond::of(&cluster, "n1");
+    cluster.container("shop", 2, &[]);
+    let tried = |at: &str| python(&cluster, "shop", TRY, &[at]);
+    let none = |said: &str| said.contains("OSError 101");
+    assert!(none(&tried("192.0.2.1:80")));
+    assert!(!cluster.sh("shop", "n1", "cat /etc/resolv.conf").contains("nameserver "));
+
+    cluster.ok(&["dc", "set", "shop", "--egress-allow", "192.0.2.1:80"]);
+    assert_eq!(python(&cluster, "shop", SPEAK, &[]), "True 192.0.2.1\n");
+    assert!(cluster.sh("shop", "n1", "cat /etc/resolv.conf").contains("nameserver "));
+    assert!(tried("192.0.2.1:81").contains("ConnectionResetError"));
+    let stays = cluster.ok(&["run", "-d", "shop", "-n", "n1", "--", "python3", "-c", STAY]);
+    let last = || cluster.ok(&["logs", "shop", stays.trim(), "--tail", "1"]);
+    eventually("it is connected", SOON, || (last() == "alive\n").then_some(()));
+
+    // What may be reached still goes on; what may not any more ends.
+    cluster.ok(&["dc", "set", "shop", "--egress"]);
+    assert!(tried("192.0.2.1:81").contains("ConnectionResetError"), "nobody listens there");
+    assert!(!cluster.ok(&["logs", "shop", stays.trim()]).contains("ended"));
+    cluster.ok(&["dc", "set", "shop", "--egress-allow", "192.0.2.1:81"]);
+    eventually("it has ended", SOON, || (last() == "ended\n").then_some(()));
+    assert!(tried("192.0.2.1:80").contains("ConnectionResetError"));
+    cluster.ok(&["dc", "set", "shop", "--no-egress"]);
+    assert!(none(&tried("192.0.2.1:80")) && none(&tried("192.0.2.1:81")));
+    assert!(!cluster.sh("shop", "n1", "cat /etc/resolv.conf").contains("nameserver "));
+
+    // A daemon that was away meanwhile brings its node up to date.
+    cluster.ok(&["dc", "set", "shop", "--egress"]);
+    assert_eq!(python(&cluster, "shop", SPEAK, &[]), "True 192.0.2.1\n");
+    cluster.lose_daemon("n1", "n2");
+    cluster.ok(&["--at", "n2", "dc", "set", "shop", "--no-egress"]);
+    cluster.ok(&["dev", "restart", "n1"]);
+    eventually("it has none", SOON, || none(&tried("192.0.2.1:80")).then_some(()));
+    let gates = cluster.output(&["dev", "exec", "n1", "--", "pgrep", "-f", "^dvs gate egress"]);
+    assert!(!gates.status.success(), "no gate is left");
+}

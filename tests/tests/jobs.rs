@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use end_to_end::terminal::Terminal;
 use end_to_end::{Cluster, eventually};
@@ -542,10 +542,21 @@ fn programs_do_not_notice_600_kills_of_gates_daemons_and_proxies() {
         run.stdout(Stdio::piped()).spawn().expect("a shell")
     };
     let running = [jobs, signals, looks].map(watch);
+    let began = Instant::now();
     for count in 0..KILLS {
+        if count % 10 == 0 {
+            // For whoever reads why it failed.
+            let inspected = cluster.json(&["dc", "inspect", "shop", "-o", "json"]);
+            let shares = inspected["shares"].as_array().into_iter().flatten();
+            let gates = shares.flat_map(|share| share["servers"].as_array().cloned().unwrap_or_default());
+            let gates: Vec<String> =
+                gates.filter(|server| server["name"] == "calls").map(|gate| gate.to_string()).collect();
+            eprintln!("{count} rounds after {:?}: {}", began.elapsed(), gates.join(" "));
+        }
         for node in ["n1", "n2"] {
             if let Some(pid) = cluster.server_pid("shop", node, "calls") {
-                cluster.kill(node, pid);
+                // It may have been replaced at this moment.
+                let _ = cluster.output(&["dev", "exec", node, "--", "kill", "-9", &pid.to_string()]);
             }
             // Both must be there for a moment, or no job can begin.
             std::thread::sleep(Duration::from_millis(600));
@@ -553,8 +564,9 @@ fn programs_do_not_notice_600_kills_of_gates_daemons_and_proxies() {
         if let Some((proxy, _)) = cluster.proxy_of(["n1", "n2"][count % 2]) {
             let _ = cluster.output(&["dev", "exec", ["n1", "n2"][count % 2], "--", "kill", "-9", &proxy.to_string()]);
         }
-        let daemon = format!("kill -9 $(pgrep -f 'daemon --config.*{}')", ["n2", "n3"][count % 2]);
-        let _ = cluster.output(&["dev", "exec", ["n2", "n3"][count % 2], "--", "sh", "-c", &daemon]);
+        let node = ["n2", "n3"][count % 2];
+        cluster.ok(&["dev", "exec", node, "--", "pkill", "-9", "-f", "^[^ ]*dvs daemon"]);
+        cluster.ok(&["dev", "restart", node]);
         std::thread::sleep(Duration::from_millis(600));
     }
     cluster.sh("shop", "n1", "touch /dc/stop");
@@ -565,6 +577,6 @@ fn programs_do_not_notice_600_kills_of_gates_daemons_and_proxies() {
         eprintln!("{}", said.trim());
         let is_right = matches!(lines.as_slice(), ["ended 143", end] if end.starts_with("signals "))
             || matches!(lines.as_slice(), [end] if end.starts_with("jobs ") || end.starts_with("looks "));
-        assert!(is_right && output.status.success(), "{said}");
+        assert!(is_right && output.status.success(), "{said}{}", cluster.logs());
     }
 }

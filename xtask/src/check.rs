@@ -46,8 +46,16 @@ pub fn test_system() -> Outcome {
 
 /// What exceeds minutes: tests marked `ignored`, and the seeded ones with many more seeds. Whole clusters two at a
 /// time, because they wait for daemons to come back; the others one at a time, because they compute, and measure time.
-pub fn test_long() -> Outcome {
+/// `only`: with what the names of test programs begin; none for all.
+pub fn test_long(only: &[&str]) -> Outcome {
+    if only.is_empty() {
+        step("the benchmark compiles", bench_compiles)?;
+    }
     let mut programs = build_tests()?;
+    programs.retain(|program| only.is_empty() || only.iter().any(|name| program.name().starts_with(name)));
+    if programs.is_empty() {
+        return Err(format!("no test program's name begins with {}", only.join(" or ")));
+    }
     programs.sort_by_key(|program| !program.name().starts_with(LONGEST));
     let (clusters, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| program.package == SYSTEM);
     let outcomes = [
@@ -56,6 +64,12 @@ pub fn test_long() -> Outcome {
     ];
     let failed: Vec<String> = outcomes.into_iter().filter_map(Outcome::err).collect();
     if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
+}
+
+/// It is a workspace of its own, which nothing else here compiles.
+fn bench_compiles() -> Outcome {
+    let mut cargo = Command::new("cargo");
+    finish(cargo.args(["check", "--quiet", "--tests"]).current_dir(workspace().join("bench")))
 }
 
 /// A program full of tests.

@@ -21,7 +21,8 @@ cargo xtask TASK
   deb [--binary FILE] [--out DIRECTORY]
                  a Debian package of the one binary, built for release unless one is given
   test-system    tests that start whole clusters (root)
-  test-long      everything that takes longer than minutes (root)
+  test-long [NAME]...
+                 everything that takes longer than minutes (root), or the test programs whose names begin so
 ";
 
 fn main() -> ExitCode {
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
         ["tcp-fetch", address] => demo::tcp_fetch(address),
         ["deb", options @ ..] => deb::Wanted::parse(options).and_then(|wanted| deb::build(&wanted)),
         ["test-system"] => check::test_system(),
-        ["test-long"] => check::test_long(),
+        ["test-long", only @ ..] => check::test_long(only),
         ["help" | "--help" | "-h"] | [] => {
             print!("{HELP}");
             return ExitCode::SUCCESS;

@@ -2,13 +2,14 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
 
 use ipc::{Arena, Direction, Endpoint, GrantId, Message, Place, Port, Wait};
+use proxy_host::secure::Credentials;
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
 
 use super::{Caller, STOP, Site, stream};
 use crate::Outcome;
+use crate::nodes::{CLUSTER, NAMES};
 
 pub const BYTES: usize = 1 << 20;
 /// What the plain senders write at a time.
@@ -105,15 +106,15 @@ pub fn connect_tcp(address: &str) -> Outcome<Reader<TcpStream>> {
 
 /// With the settings that the links between nodes have.
 pub fn serve_rustls(site: &Site, ready: impl FnOnce(&str) -> Outcome<()>) -> Outcome<()> {
-    let config = pki::server_config(&site.certificates())?;
+    let config = Credentials::load(&site.certificates(), CLUSTER)?.server_config();
     let stream = accept(site, ready)?;
     fill(StreamOwned::new(ServerConnection::new(config)?, stream))
 }
 
 pub fn connect_rustls(site: &Site, address: &str) -> Outcome<Reader<StreamOwned<ClientConnection, TcpStream>>> {
-    let config = pki::client_config(&site.certificates())?;
-    let name = pki::server_name(crate::nodes::NAMES[1], crate::nodes::CLUSTER)?;
-    let connection = ClientConnection::new(Arc::clone(&config), name)?;
+    let config = Credentials::load(&site.certificates(), CLUSTER)?.client_config();
+    let name = pki::server_name(NAMES[1], CLUSTER)?;
+    let connection = ClientConnection::new(config, name)?;
     let stream = StreamOwned::new(connection, stream::dial_tcp(address)?);
     Ok(Reader { stream, memory: vec![0; BYTES] })
 }

@@ -9,7 +9,7 @@ mod copies;
 mod crowd;
 mod grpc;
 pub mod iceoryx;
-mod m3ipc;
+pub mod m3ipc;
 mod queue;
 mod shared;
 mod stream;

@@ -1,9 +1,11 @@
 //! Distributed containers: what people ask for (`DcSpec`, also the content of `dc.toml`) and what is.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::bytes::Bytes;
 use crate::egress::EgressSpec;
 use crate::placement::{Placement, ServerKind};
 use crate::port::{PortSpec, SharePort};
@@ -49,6 +51,9 @@ pub struct DcSpec {
     /// How its programs and servers wait for messages; adaptively when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait: Option<WaitMode>,
+    /// `K=V`, for each program that starts, before what that is given itself; servers have none of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<Bytes>,
     #[serde(default)]
     pub limits: Limits,
     /// Servers of the virtual OS. What is not named here is placed all the same: one `fs`, one `ds`.
@@ -66,6 +71,34 @@ pub struct DcSpec {
     /// What of it is reached from outside. More come and go by `dvs port`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<PortSpec>,
+}
+
+/// What becomes other of a container, whether it runs or not. What is absent stays as it is.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct DcChange {
+    /// Refused when the container has another one by now: for who has read it and decided by that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u64>,
+    /// Names and values of [`Limits`]; null: as if it were absent there. Open files and terminals hold from the next
+    /// start of the container on.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits: BTreeMap<String, serde_json::Value>,
+    /// Variables of the environment, by name; null: none of this name. For programs that start from now on.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, Option<Bytes>>,
+    /// The way out; null: none.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    pub egress: Option<Option<EgressSpec>>,
+    /// All that it publishes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ports: Option<Vec<PortSpec>>,
+}
+
+/// Null is a value, too.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<EgressSpec>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
 }
 
 /// A node that comes to a container.
@@ -234,6 +267,9 @@ pub struct Dc {
     pub placement: Placement,
     pub phase: DcPhase,
     pub shares: Vec<NodeShare>,
+    /// Counts what was asked for: starts, stops, changes.
+    #[serde(default)]
+    pub generation: u64,
     /// Seconds since 1970, UTC.
     pub created_s: u64,
 }

@@ -21,6 +21,18 @@ pub struct EgressSpec {
     pub allow: Vec<String>,
 }
 
+impl EgressSpec {
+    /// Whether everything that `other` lets out is let out here, too, as far as single rules of both show it.
+    pub fn allows_all_of(&self, other: &EgressSpec) -> bool {
+        let rules = |spec: &EgressSpec| -> Vec<EgressRule> {
+            let all = Some(EgressRule::ALL).filter(|_| spec.allow.is_empty());
+            spec.allow.iter().filter_map(|rule| rule.parse().ok()).chain(all).collect()
+        };
+        let wide = rules(self);
+        rules(other).iter().all(|narrow| wide.iter().any(|rule| rule.contains(narrow)))
+    }
+}
+
 /// A network, and of it one port or all: `NETWORK[/BITS][:PORT]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EgressRule {
@@ -31,6 +43,13 @@ pub struct EgressRule {
 
 impl EgressRule {
     pub const ALL: EgressRule = EgressRule { network: Ipv4Addr::UNSPECIFIED, prefix_bits: 0, port: None };
+
+    fn contains(&self, other: &EgressRule) -> bool {
+        let bits = |address: Ipv4Addr| u32::from(address).checked_shr(32 - u32::from(self.prefix_bits)).unwrap_or(0);
+        self.prefix_bits <= other.prefix_bits
+            && bits(self.network) == bits(other.network)
+            && self.port.is_none_or(|port| other.port == Some(port))
+    }
 }
 
 /// It is no network, and how one is written.

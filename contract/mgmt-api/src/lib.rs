@@ -14,10 +14,12 @@ mod dc;
 mod doctor;
 mod egress;
 mod error;
+mod event;
 mod join;
 mod node;
 pub mod path;
 mod placement;
+mod plan;
 mod port;
 mod process;
 pub mod routes;
@@ -31,12 +33,13 @@ pub use access::{
 };
 pub use bytes::{Bytes, NoHex};
 pub use dc::{
-    Dc, DcNodeRequest, DcPhase, DcSpec, DiskSpec, DiskStore, Limits, NodeShare, ProcView, ServerSpec, ServerState,
-    ServerStatus, WaitMode, default_subnet, valid_name,
+    Dc, DcChange, DcNodeRequest, DcPhase, DcSpec, DiskSpec, DiskStore, Limits, NodeShare, ProcView, ServerSpec,
+    ServerState, ServerStatus, WaitMode, default_subnet, valid_name,
 };
 pub use doctor::{CertificateFacts, Examination, Gravity, MemberFacts, NodeFacts, SpaceFacts, Trouble};
 pub use egress::{EgressRule, EgressSpec, NoEgressRule};
 pub use error::{ErrorBody, ErrorKind};
+pub use event::{EventInfo, EventSubject, word};
 pub use join::{
     AuthorityStage, AuthorityState, EngineAnswer, JoinAnswer, JoinRequest, JoinToken, MemberAddress, NewToken, NoToken,
     NodeChange, TOKEN_SECONDS, TokenInfo, TokenRequest,
@@ -46,8 +49,11 @@ pub use node::{
     NodeState, PAIRS_MAX, PendingServer, UpgradeState, Version,
 };
 pub use placement::{Capacity, Instance, Placement, Promise, Role, ServerKind, Volume, Why};
+pub use plan::{ApplyPlan, ApplyRequest, DcPlan, PlanRequest, PlanStep};
 pub use port::{NoPort, PortAtNode, PortInfo, PortProtocol, PortSpec, PortState, SharePort};
-pub use process::{ExecRequest, Process, ProcessState, RootFs, RunRequest, RunResponse, SignalRequest, TerminalSize};
+pub use process::{
+    ExecRequest, NodeUsage, Process, ProcessState, RootFs, RunRequest, RunResponse, SignalRequest, TerminalSize,
+};
 pub use service::{
     HealthProbe, HealthSpec, MoveRequest, PlacePolicy, RestartPolicy, ServiceInfo, ServiceInstance, ServiceSpec,
     ServiceState, StopSpec,

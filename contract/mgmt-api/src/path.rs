@@ -55,8 +55,12 @@ pub const MYSELF: &str = "/v1/self";
 /// GET: [`crate::AuditEntry`] in lines, of the node that answers, or with `?node=NAME` of another one, which is asked.
 /// `?tail=N` the last ones, `?follow=true` keeps the answer open.
 pub const AUDIT: &str = "/v1/audit";
+/// GET: [`crate::EventInfo`] in lines, from now on, as long as somebody listens. `?dc=NAME`: of one container alone.
+pub const EVENTS: &str = "/v1/events";
 /// POST [`crate::JoinRequest`]: [`crate::JoinAnswer`]. All that is answered to a peer without a certificate.
 pub const JOIN: &str = "/v1/join";
+/// POST: a description of containers is compared with what is.
+pub const PLAN: &str = "/v1/plan";
 /// GET: list of [`crate::Dc`]; POST [`crate::DcSpec`]: 201 with [`crate::Dc`]. `?start=true` starts it as well.
 pub const DCS: &str = "/v1/dcs";
 /// GET; DELETE (`?force=true` stops it first, `?keep_data=true` leaves images).
@@ -114,6 +118,10 @@ pub const PORT: &str = "/v1/dcs/{dc}/ports/{port}";
 /// container, which follows no link; exit frame ends. Status 2: some entries could not be made; standard error names
 /// them.
 pub const DC_IMPORT: &str = "/v1/dcs/{dc}/import";
+/// GET: what it uses of its nodes.
+pub const DC_USAGE: &str = "/v1/dcs/{dc}/usage";
+/// GET: a tar stream out of the tree.
+pub const DC_EXPORT: &str = "/v1/dcs/{dc}/export";
 
 /// Fills the names into a path: `fill(DC_START, &[("dc", "shop")])`.
 pub fn fill(template: &str, names: &[(&str, &str)]) -> String {

@@ -35,6 +35,9 @@ pub struct RunRequest {
     /// Answer at once; the program goes on, its output goes to the log.
     #[serde(default)]
     pub detach: bool,
+    /// Keep nothing of its output for the log.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unlogged: bool,
 }
 
 /// Body of [`crate::path::DC_EXEC`]: runs on the node and with the root of an existing program; `run.node` and
@@ -111,6 +114,24 @@ pub struct Process {
     /// Why it ended, where the status alone does not say: `out of memory`, `lost with its keeper`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
+}
+
+/// What a container uses of one of its nodes: its programs, servers and gates together.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct NodeUsage {
+    pub node: String,
+    /// Since it was started there.
+    pub cpu_ms: u64,
+    pub memory_bytes: u64,
+    /// Of its programs alone.
+    pub memory_limit_bytes: u64,
+    /// Processes and threads.
+    pub pids: u64,
+    /// Of its programs alone.
+    pub pids_limit: u64,
+    /// Programs that were killed for want of memory.
+    pub oom_kills: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

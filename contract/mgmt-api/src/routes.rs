@@ -237,6 +237,9 @@ routes! {
         &[TAIL, FOLLOW, text("node", "Of another node, which is asked.")], None
         => Answer::Text("application/x-ndjson");
         "Changes and refusals, of the node that answers: AuditEntry in lines."
+    Events "events": Get EVENTS VIEWER, Reads, &[text("dc", "Of one container alone.")], None
+        => Answer::Text("application/x-ndjson");
+        "What becomes other from now on, as long as somebody listens: EventInfo in lines."
     Dcs "dcs": Get DCS VIEWER, Reads, &[], None => Answer::Many("Dc");
         "The containers of the cluster."
     DcCreate "dc-create": Post DCS OPERATOR, Changes, &[truth("start", "Start it as well.")], Some("DcSpec")
@@ -244,6 +247,10 @@ routes! {
         "Makes a container."
     Dc "dc": Get DC VIEWER, Reads, &[], None => Answer::One("Dc");
         "A container: what was asked for, and what is."
+    Plan "plan": Post PLAN VIEWER, Reads, &[], Some("ApplyRequest") => Answer::One("ApplyPlan");
+        "What would have to be done for containers to be as they are described, and whether it is admitted."
+    DcChange "dc-change": Patch DC OPERATOR, Changes, &[], Some("DcChange") => Answer::One("Dc");
+        "Changes a container while it runs; answered when its nodes have followed. All of it, or nothing."
     DcDelete "dc-delete": Delete DC OPERATOR, Changes,
         &[truth("force", "Stop it first."), truth("keep_data", "Leave the images of its disks.")], None
         => Answer::Nothing;
@@ -261,6 +268,8 @@ routes! {
         "A container does not span a node any more."
     DcChannels "dc-channels": Get DC_CHANNELS VIEWER, Reads, &[], None => Answer::Many("ChannelInfo");
         "Channels of a container with an end on the node that answers."
+    DcUsage "dc-usage": Get DC_USAGE VIEWER, Reads, &[], None => Answer::Many("NodeUsage");
+        "What a container uses of each of its nodes. A header dvs-missing names each node that did not answer."
     Services "services": Get SERVICES VIEWER, Reads, &[], None => Answer::Many("ServiceInfo");
         "Programs of a container that DVS keeps running."
     ServiceAdd "service-add": Post SERVICES OPERATOR, Changes, &[], Some("ServiceSpec") => Answer::Made("ServiceInfo");
@@ -304,9 +313,20 @@ routes! {
         &[
             Query { name: "path", shape: Shape::Text, is_required: true, means: "Where in the tree." },
             text("node", "Which unpacks; the container's first."),
+            text("top", "The archive has one file or directory, of this name: it becomes what is at the path, or goes \
+                into the directory that is there."),
+            truth("mine", "Everything belongs to root, whoever owns it in the archive."),
         ],
         None => Answer::Stream;
         "Unpacks a tar stream, which the client sends as input, into the tree."
+    Export "export": Get DC_EXPORT OPERATOR, Reads,
+        &[
+            Query { name: "path", shape: Shape::Text, is_required: true, means: "Where in the tree." },
+            text("top", "What it is called in the archive; as in the tree."),
+            text("node", "Which packs; the container's first."),
+        ],
+        None => Answer::Stream;
+        "Packs a file or directory of the tree into a tar stream, which the client hears as output."
 }
 
 impl Route {
@@ -320,6 +340,8 @@ impl Route {
     }
 }
 
+#[cfg(test)]
+mod description;
 #[cfg(test)]
 mod openapi;
 
@@ -343,13 +365,13 @@ mod tests {
         use Operation::*;
         match operation {
             Join => [true; 6],
-            Version | Live | Ready | Livez | Readyz | Examination | Metrics | Nodes | Node | Dcs | Dc | DcChannels
-            | Level | Processes | Process | Myself | Services | Service | Ports => {
+            Version | Live | Ready | Livez | Readyz | Examination | Metrics | Nodes | Node | Dcs | Dc | DcUsage
+            | DcChannels | Level | Processes | Process | Myself | Services | Service | Ports | Plan | Events => {
                 [false, true, true, true, true, true]
             }
-            DcCreate | DcDelete | DcStart | DcStop | DcNodeAdd | DcNodeRemove | Run | Signal | Attach | Logs | Exec
-            | Import | PortAdd | PortRemove | ServiceAdd | ServiceRemove | ServiceStart | ServiceStop
-            | ServiceRestart | ServiceMove => [false, false, true, true, true, true],
+            DcCreate | DcChange | DcDelete | DcStart | DcStop | DcNodeAdd | DcNodeRemove | Run | Signal | Attach
+            | Logs | Exec | Import | Export | PortAdd | PortRemove | ServiceAdd | ServiceRemove | ServiceStart
+            | ServiceStop | ServiceRestart | ServiceMove => [false, false, true, true, true, true],
             Settings | NodeChange | NodeRemove | Authority | AuthorityRotate | Tokens | TokenCreate | TokenRemove
             | Accesses | AccessCreate | AccessRemove | Audit => [false, false, false, true, true, true],
             Facts | Backup | Upgrade | UpgradeDaemon | UpgradeServers => [false, false, false, false, true, true],
@@ -371,7 +393,8 @@ mod tests {
             assert!(!viewer || route.effect == Impact::Reads || route.operation == Operation::Join, "{route:?}");
             let changes_by_get = route.method == Method::Get && route.effect == Impact::Changes;
             assert!(!changes_by_get || matches!(route.operation, Operation::Attach | Operation::Backup), "{route:?}");
-            assert!(route.method == Method::Get || route.effect == Impact::Changes, "{route:?}");
+            let asks_by_post = route.operation == Operation::Plan;
+            assert!(route.method == Method::Get || route.effect == Impact::Changes || asks_by_post, "{route:?}");
         }
     }
 

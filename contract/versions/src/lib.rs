@@ -140,7 +140,7 @@ protocols! {
     /// REST, as in the paths: `/v1`.
     API = "api" 1..=1;
     /// What daemons keep in the cluster engine. `/format` says what is written: the cluster's level.
-    RECORDS = "records" 1..=2;
+    RECORDS = "records" 1..=3;
 }
 
 const _: () = {

@@ -9,7 +9,8 @@ use crate::operation::{Empty, operations, replies};
 operations! {
     enum Request<'a>;
 
-    /// Carries an order out, once: said again it is answered from memory. `EAGAIN`: not now. `EPROTO`: it is none.
+    /// Carries an order out, once: said again it is answered from memory. Reply data: what the caller's memory gets.
+    /// `EAGAIN`: not now. `EPROTO`: it is none.
     CARRY_OUT = 16: repeatable CarryOut<'a> { order: &'a [u8] } -> CarriedOut [NotPermitted];
 
     /// Starts the far end of a job (`proc_core::start`). Asked again, it may start another one, which its deputy does

@@ -30,7 +30,7 @@ use crate::directory::{BEYOND, Page, Room};
 use crate::glance::{GlanceDepth, Glances};
 use crate::lately::Lately;
 use crate::native::{NativeProc, began_ns};
-use crate::nodes::{Nodes, Others, Standing};
+use crate::nodes::{Heard, Nodes, Others, Standing};
 use crate::number::{Entry, ProcInode, decimal, name_number};
 use crate::render::stat_from;
 use crate::visible::Asker;
@@ -131,9 +131,12 @@ impl<O: Others> ProcGate<O> {
                 std::thread::Builder::new().name(format!("ask-{number}")).spawn_scoped(scope, work)?;
             }
             let trying = std::thread::Builder::new().name("silent".to_owned()).spawn_scoped(scope, || {
+                self.nodes.tell_of_silence(std::thread::current());
                 while !over.load(Ordering::Relaxed) {
-                    std::thread::park_timeout(PAUSE);
-                    self.nodes.try_silent();
+                    match self.nodes.try_silent() {
+                        Heard::All => std::thread::park(),
+                        Heard::NotAll => std::thread::park_timeout(PAUSE),
+                    }
                 }
             });
             let ended = trying.and_then(|trying| {

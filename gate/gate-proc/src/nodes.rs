@@ -3,6 +3,8 @@
 //! A node that does not answer is *silent*: nobody asks it any more, so it costs its second once. It is asked by
 //! [`Nodes::try_silent`] alone until it answers.
 
+use std::sync::OnceLock;
+use std::thread::Thread;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -32,6 +34,15 @@ pub struct Nodes<O> {
     others: O,
     seats: Seats,
     silent: Mutex<Seats>,
+    /// Who calls [`Nodes::try_silent`]; woken when a node falls silent.
+    trying: OnceLock<Thread>,
+}
+
+/// Whether every node answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Heard {
+    All,
+    NotAll,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,7 +53,7 @@ pub enum Standing {
 
 impl<O: Others> Nodes<O> {
     pub fn new(others: O, seats: Seats) -> Nodes<O> {
-        Nodes { others, seats, silent: Mutex::new(Seats::NONE) }
+        Nodes { others, seats, silent: Mutex::new(Seats::NONE), trying: OnceLock::new() }
     }
 
     /// The other node where a process with this number would be.
@@ -71,7 +82,16 @@ impl<O: Others> Nodes<O> {
                 tracing::warn!(node = node.index(), "does not answer: its processes are left out");
             }
             *silent = silent.with(node);
+            drop(silent);
+            if let Some(trying) = self.trying.get() {
+                trying.unpark();
+            }
         })
+    }
+
+    /// Unparks this thread when a node falls silent. The first one counts.
+    pub fn tell_of_silence(&self, thread: Thread) {
+        let _ = self.trying.set(thread);
     }
 
     fn ask_whoever(&self, node: Seat, ask: &Ask) -> Result<ProcAnswer, SilentNode> {
@@ -99,7 +119,7 @@ impl<O: Others> Nodes<O> {
     }
 
     /// Asks those that are silent whether they are back.
-    pub fn try_silent(&self) {
+    pub fn try_silent(&self) -> Heard {
         let silent = *self.silent.lock();
         // About a process that nobody has.
         let ask = Ask { question: ProcQuestion::Owner(0), asker: Asker { uid: 0, gid: 0, effective: 0 } };
@@ -110,6 +130,7 @@ impl<O: Others> Nodes<O> {
                 *silent = silent.without(seat);
             }
         }
+        if *self.silent.lock() == Seats::NONE { Heard::All } else { Heard::NotAll }
     }
 }
 
@@ -153,10 +174,10 @@ mod tests {
         assert_eq!((pids(), pids()), (vec![131_072], vec![131_072]));
         assert_eq!(world.asked.load(Ordering::Relaxed), 5, "the silent one was asked once");
         let standing = || nodes.standings()[1].1;
-        nodes.try_silent();
+        assert_eq!(nodes.try_silent(), Heard::NotAll);
         assert_eq!(standing(), Standing::Silent);
         world.is_silent.store(false, Ordering::Relaxed);
-        nodes.try_silent();
+        assert_eq!(nodes.try_silent(), Heard::All);
         assert_eq!((standing(), pids()), (Standing::Answers, vec![131_072, 196_608]));
         assert_eq!((nodes.seat_of(65_536), nodes.seat_of(196_700)), (None, Seat::new(2)));
     }

@@ -1,11 +1,12 @@
 //! The thread that has the state of every call: hears news, lets `proc_core::origin` decide, and does what it says.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use proc_core::caller::Uids;
+use proc_core::calls::Led;
 use proc_core::journal::{CallAnswer, Notification, SlotIndex};
 use proc_core::order::{LifeNumber, Order, Outcome};
 use proc_core::origin::{CallEffect, Origin};
@@ -16,7 +17,8 @@ use sys::notify::NotifyAnswer;
 use crate::listeners::Listeners;
 use crate::look;
 use crate::memory::KeptMemory;
-use crate::reader::{MemoryReader, ReadPayload};
+use crate::placeholders::{Lives, PlaceholderWatch};
+use crate::reader::{MemoryReader, ReadArgument};
 use crate::receiver::{CallReceiver, Wake};
 
 /// What the thread of calls hears.
@@ -41,13 +43,24 @@ pub enum News {
     Read {
         slot: SlotIndex,
         id: u64,
-        read: ReadPayload,
+        read: ReadArgument,
     },
-    /// Where a descriptor of a call leads, if to a process of another node.
+    /// Where a descriptor of a call leads.
     Looked {
         slot: SlotIndex,
         id: u64,
-        process: Option<u32>,
+        led: Led,
+    },
+    /// The caller has what its call gives back, in its memory or as a descriptor; or why not.
+    Finished {
+        slot: SlotIndex,
+        id: u64,
+        done: Result<(), SignalError>,
+    },
+    /// There is a placeholder here for a process in this life of its node.
+    Placeholder {
+        process: u32,
+        life: LifeNumber,
     },
     /// Asked to end. CallStates stay in the journal.
     Stop,
@@ -79,14 +92,20 @@ pub struct CallStates<L> {
     listeners: Listeners,
     links: L,
     reader: MemoryReader,
+    /// `None`: what processes of other nodes do cannot be seen.
+    placeholders: Option<PlaceholderWatch>,
+    /// Placeholders that are being given.
+    held: BTreeMap<SlotIndex, (u32, LifeNumber)>,
+    lost: Seats,
     wake: Wake,
     news: mpsc::Receiver<News>,
     begun: Instant,
 }
 
 impl<L: NodeLinks> CallStates<L> {
-    /// Over `keeper` what calls point at is asked for. Goes on with what the journal says. All listeners that there are
-    /// must be in the table: calls of others are over. Gives the receiving thread's half, and how to tell news.
+    /// Over `keeper` what calls point at is asked for. `lives`: where processes of other nodes can be seen. Goes on
+    /// with what the journal says. All listeners that there are must be in the table: calls of others are over. Gives
+    /// the receiving thread's half, and how to tell news.
     ///
     /// # Errors
     /// No descriptors for the receiving thread, or what `links` says.
@@ -95,6 +114,7 @@ impl<L: NodeLinks> CallStates<L> {
         memory: &KeptMemory,
         listeners: Listeners,
         keeper: OwnedFd,
+        lives: Option<Box<dyn Lives>>,
         links: impl FnOnce(Sender<News>, Wake) -> std::io::Result<L>,
     ) -> std::io::Result<(CallStates<L>, CallReceiver, Sender<News>)> {
         let (tell, news) = mpsc::channel();
@@ -103,9 +123,12 @@ impl<L: NodeLinks> CallStates<L> {
         let receiving = memory.journal(setting.life);
         let receiver = CallReceiver::new(wake.clone(), listeners.clone(), memory.clone(), receiving, tell.clone())?;
         let reader = MemoryReader::start(keeper, tell.clone())?;
+        let placeholders = lives.map(|lives| PlaceholderWatch::start(reader.clone(), lives)).transpose()?;
         let links = links(tell.clone(), wake.clone())?;
-        let (uids, begun) = (setting.uids, Instant::now());
-        let mut calls = CallStates { origin, uids, listeners, links, reader, wake, news, begun };
+        let Setting { uids, lost, .. } = setting;
+        let (begun, held) = (Instant::now(), BTreeMap::new());
+        let mut calls =
+            CallStates { origin, uids, listeners, links, reader, placeholders, held, lost, wake, news, begun };
         calls.wake.give_back(found.free);
         calls.carry_out(effects);
         for node in Seat::all().filter(|seat| setting.lost.contains(*seat)) {
@@ -133,7 +156,12 @@ impl<L: NodeLinks> CallStates<L> {
                     self.look_at(slot);
                     Vec::new()
                 }
-                Ok(News::Greeted { node, life }) => self.origin.greeted(node, life),
+                Ok(News::Greeted { node, life }) => {
+                    if let Some(watch) = &self.placeholders {
+                        watch.lives(node, life);
+                    }
+                    self.origin.greeted(node, life)
+                }
                 Ok(News::Parted(node)) => {
                     let now = self.now_ms();
                     self.origin.parted(node, now);
@@ -142,7 +170,18 @@ impl<L: NodeLinks> CallStates<L> {
                 Ok(News::GivenUp(node)) => self.origin.given_up(node),
                 Ok(News::Outcome { node, outcome }) => self.origin.outcome(node, outcome),
                 Ok(News::Read { slot, id, read }) => self.take_read(slot, id, read),
-                Ok(News::Looked { slot, id, process }) => self.take_look(slot, id, process),
+                Ok(News::Looked { slot, id, led }) => self.take_look(slot, id, led),
+                Ok(News::Finished { slot, id, done }) => {
+                    self.take_placeholder(slot, done);
+                    self.origin.finished(slot, id, done)
+                }
+                Ok(News::Placeholder { process, life }) => {
+                    if let Some(watch) = &self.placeholders {
+                        watch.add(process, life);
+                        watch.lost(self.lost);
+                    }
+                    Vec::new()
+                }
                 Err(RecvTimeoutError::Timeout) => {
                     let now = self.now_ms();
                     self.origin.tick(now)
@@ -166,15 +205,23 @@ impl<L: NodeLinks> CallStates<L> {
     }
 
     /// The number of a thread that ended may be another one's: what was read counts if the call still waits.
-    fn take_read(&mut self, slot: SlotIndex, id: u64, read: ReadPayload) -> Vec<CallEffect> {
+    fn take_read(&mut self, slot: SlotIndex, id: u64, read: ReadArgument) -> Vec<CallEffect> {
         let waits = self.still_waits(slot, id);
         self.origin.read(slot, id, if waits { read } else { Err(SignalError::NoProcess) })
     }
 
     /// Likewise.
-    fn take_look(&mut self, slot: SlotIndex, id: u64, process: Option<u32>) -> Vec<CallEffect> {
-        let process = process.filter(|_| self.still_waits(slot, id));
-        self.origin.looked(slot, id, process)
+    fn take_look(&mut self, slot: SlotIndex, id: u64, led: Led) -> Vec<CallEffect> {
+        let waits = self.still_waits(slot, id);
+        self.origin.looked(slot, id, if waits { led } else { Led::Elsewhere })
+    }
+
+    /// Of a call whose answer is one.
+    fn take_placeholder(&mut self, slot: SlotIndex, done: Result<(), SignalError>) {
+        let held = self.held.remove(&slot);
+        if let (Some(watch), Some((process, life)), Ok(())) = (&self.placeholders, held, done) {
+            watch.add(process, life);
+        }
     }
 
     fn still_waits(&self, slot: SlotIndex, id: u64) -> bool {
@@ -187,14 +234,34 @@ impl<L: NodeLinks> CallStates<L> {
         let mut effects: VecDeque<CallEffect> = effects.into();
         while let Some(effect) = effects.pop_front() {
             match effect {
-                CallEffect::Read { slot, notification, address } => {
-                    if let Err(error) = self.reader.ask(slot, &notification, address) {
+                CallEffect::Read { slot, notification, address, pointed } => {
+                    if let Err(error) = self.reader.read(slot, &notification, address, pointed) {
                         effects.extend(self.origin.read(slot, notification.id, Err(error)));
+                    }
+                }
+                CallEffect::Write { slot, notification, address, bytes } => {
+                    if let Err(error) = self.reader.write(slot, &notification, address, &bytes) {
+                        effects.extend(self.origin.finished(slot, notification.id, Err(error)));
+                    }
+                }
+                CallEffect::Hold { slot, notification, process, life } => {
+                    // Where nobody could say when the process ends, it has no placeholder.
+                    let asked = match self.placeholders {
+                        None => Err(SignalError::NoProcess),
+                        Some(_) => {
+                            // Watched when it is there.
+                            self.held.insert(slot, (process, life));
+                            self.reader.give_placeholder(slot, &notification, process, life)
+                        }
+                    };
+                    if let Err(error) = asked {
+                        self.held.remove(&slot);
+                        effects.extend(self.origin.finished(slot, notification.id, Err(error)));
                     }
                 }
                 CallEffect::Look { slot, notification, descriptor } => {
                     if self.reader.look(slot, &notification, descriptor).is_err() {
-                        effects.extend(self.origin.looked(slot, notification.id, None));
+                        effects.extend(self.origin.looked(slot, notification.id, Led::Elsewhere));
                     }
                 }
                 CallEffect::Send { to, order } => self.links.send(to, &order),

@@ -12,6 +12,7 @@
 //! - `links.rs`: rings to the call gates of other nodes
 //! - `jobs.rs`: the socket at which programs ask for jobs, and the one over which the keeper is asked for far ends
 //! - `table.rs`: `/proc` over all nodes
+//! - `placeholders.rs`: when processes of other nodes have ended that somebody here has opened
 //! - `lookers.rs`: the socket to the keeper, whose children look into processes for it
 //! - `peers.rs`: questions to other nodes that are given up after a while
 //! - `service.rs`: orders that come over rings of theirs
@@ -25,8 +26,8 @@
 //!
 //! Who is killed loses nothing: a successor over the same journal goes on with every call that had been received.
 //!
-//! Locks: `Listeners` has one, held for a look-up alone; free slots have one, likewise. Neither is held while the other
-//! is taken, or during a system call that waits.
+//! Locks: `Listeners` has one, held for a look-up alone; free slots have one, likewise, and placeholders. None is
+//! held while another is taken, or during a system call that waits.
 
 #![forbid(unsafe_code)]
 // No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
@@ -43,6 +44,7 @@ mod look;
 mod lookers;
 mod memory;
 mod peers;
+mod placeholders;
 mod reader;
 mod receiver;
 mod service;
@@ -54,6 +56,7 @@ pub use doorway::Doorway;
 pub use init::InitSocket;
 pub use listeners::Listeners;
 pub use memory::{JOURNAL_BYTES, KeptMemory};
-pub use reader::{MemoryReader, ReadPayload};
+pub use placeholders::Lives;
+pub use reader::{MemoryReader, ReadArgument};
 pub use receiver::{CallReceiver, Wake};
 pub use spawn::main_from_spawn;

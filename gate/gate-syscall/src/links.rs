@@ -17,7 +17,7 @@ use abi::{Endpoint, IpcError};
 use ipc::{Arming, RingClient};
 use libvos::{Connect, PortConnect, SharedPort, Size};
 use parking_lot::Mutex;
-use proc_core::order::{LifeNumber, ORDER_BYTES, OUTCOME_BYTES, Order, Outcome};
+use proc_core::order::{LifeNumber, ORDER_BYTES, OUTCOME_BYTES, Order, Outcome, RESULT_BYTES_MAX};
 use proc_core::range::{Seat, Seats};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vos_api::Operation;
@@ -28,7 +28,7 @@ use crate::calls::{News, NodeLinks};
 use crate::receiver::Wake;
 
 const ENTRIES: u32 = 64;
-/// Of the arena: an order for each entry.
+/// Of the arena: for each entry an order, and in its place what the outcome has for the caller's memory.
 const PLACE_BYTES: u32 = 128;
 const SIZE: Size = Size { entries: ENTRIES, arena_bytes: 64 << 10 };
 const HELLO_TAG: u32 = u32::MAX;
@@ -39,7 +39,9 @@ const PAUSE_WITHOUT_LINK: Duration = Duration::from_millis(250);
 /// A server that does not answer a greeting is given another ring.
 const GREETING_LIMIT: Duration = Duration::from_secs(2);
 
-const _: () = assert!(ENTRIES * PLACE_BYTES <= SIZE.arena_bytes && ORDER_BYTES <= PLACE_BYTES as usize);
+const _: () = assert!(ENTRIES * PLACE_BYTES <= SIZE.arena_bytes);
+const _: () = assert!(ORDER_BYTES <= PLACE_BYTES as usize);
+const _: () = assert!(RESULT_BYTES_MAX <= PLACE_BYTES as usize);
 
 /// What is shared with a link's thread.
 #[derive(Debug)]
@@ -211,7 +213,7 @@ impl Link {
     /// Sends what waits, as long as there is room, and takes what was answered.
     fn turn(&self, ring: &RingClient, free: &mut Vec<u32>) -> Result<(), End> {
         while let Some(completion) = ring.poll()? {
-            free.push(self.take(&completion)?);
+            free.push(self.take(ring, &completion)?);
         }
         let mut is_new = false;
         while let Some(tag) = free.last().copied() {
@@ -231,6 +233,7 @@ impl Link {
                 args: asked.args,
                 arena_offset: at,
                 out_bytes: ORDER_BYTES as u32,
+                in_capacity: RESULT_BYTES_MAX as u32,
                 ..Submission::default()
             };
             ring.submit(&submission).map_err(|_| End::Unwelcome("a ring without room"))?;
@@ -242,12 +245,16 @@ impl Link {
         Ok(())
     }
 
-    fn take(&self, completion: &Completion) -> Result<u32, End> {
+    fn take(&self, ring: &RingClient, completion: &Completion) -> Result<u32, End> {
         if completion.status != 0 || completion.tag >= ENTRIES {
             return Err(End::Unwelcome("an order was not taken"));
         }
-        let bytes: Vec<u8> =
-            completion.results.iter().flat_map(|word| word.to_le_bytes()).take(OUTCOME_BYTES).collect();
+        let mut data = vec![0; (completion.in_bytes as usize).min(RESULT_BYTES_MAX)];
+        if ring.arena().copy_out((completion.tag * PLACE_BYTES) as usize, &mut data).is_err() {
+            return Err(End::Unwelcome("a ring without memory"));
+        }
+        let words = completion.results.iter().flat_map(|word| word.to_le_bytes());
+        let bytes: Vec<u8> = words.take(OUTCOME_BYTES).chain(data).collect();
         let outcome = Outcome::decode(&bytes).map_err(|_| End::Unwelcome("an answer that is none"))?;
         self.tell(News::Outcome { node: self.node, outcome });
         Ok(completion.tag)

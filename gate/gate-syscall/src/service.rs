@@ -75,7 +75,13 @@ impl Waiting {
         let mut words = bytes.chunks_exact(8).filter_map(|word| word.try_into().ok()).map(u64::from_le_bytes);
         let mut word = || words.next().unwrap_or(0);
         let reply = CarriedOut { first: word(), second: word(), third: word() };
-        asked.into_iter().for_each(|request| request.reply(reply, 0));
+        let data = outcome.data.as_slice();
+        for request in asked {
+            match request.put(0, data) {
+                Ok(()) => request.reply(reply, data.len() as u32),
+                Err(errno) => request.fail(errno),
+            }
+        }
     }
 }
 

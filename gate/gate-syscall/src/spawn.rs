@@ -86,6 +86,7 @@ fn open(boot: &mut Boot) -> Result<Orders, Failure> {
     };
 
     let shown = boot.spawn.take_fd("proc_fuse").zip(boot.spawn.take_fd("proc_native")).zip(boot.spawn.take_fd("looks"));
+    let lives = shown.is_some().then(|| table::lives(&boot.port));
     let answerer = shown.map(|((fuse, native), looks)| {
         let whose = Whose { own, others, uids };
         table::serve(fuse, native, Arc::new(Lookers::new(looks)), &whose, &boot.port)
@@ -95,7 +96,8 @@ fn open(boot: &mut Boot) -> Result<Orders, Failure> {
     let setting = Setting { own, others, lost, uids, life: begun };
     let port = boot.port.clone();
     let rings = |news, wake| Rings::open(others, &port, &news, &wake);
-    let (calls, receiver, news) = CallStates::new(setting, &memory, listeners.clone(), memory_of_callers, rings)?;
+    let (calls, receiver, news) =
+        CallStates::new(setting, &memory, listeners.clone(), memory_of_callers, lives, rings)?;
     let wake = calls.wake().clone();
     let handle = boot.handle.clone();
     thread("calls", move || calls.run())?;

@@ -1,11 +1,15 @@
 //! `/proc` over all nodes (`gate_proc`): what the kernel asks of this node's mount, what other nodes are asked for it,
 //! and what they ask of this one.
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gate_proc::ask::{ANSWER_BYTES_MAX, ASK_BYTES, Ask};
+use gate_proc::ask::{ANSWER_BYTES_MAX, ASK_BYTES, Ask, ProcAnswer, ProcFacts, ProcQuestion};
+use gate_proc::glance::GlanceDepth;
+use gate_proc::number::Entry;
+use gate_proc::visible::Asker;
 use gate_proc::{Look, NativeProc, Others, ProcGate, ProcSetting, SilentNode};
 use libvos::{SharedPort, Size};
 use proc_core::caller::Uids;
@@ -15,6 +19,7 @@ use vos_api::calls::{Show, Shown};
 use vos_rt::{Failure, Request, WorkerPool};
 
 use crate::peers::{NoAnswer, PeerSessions};
+use crate::placeholders::Lives;
 
 /// Where the kernel's procfs is, from `/proc` (`sandbox::rootfs::NATIVE_PROC`).
 const BEHIND: &str = "../.proc";
@@ -32,6 +37,50 @@ impl Others for Peers {
             NoAnswer::Unreachable | NoAnswer::Failed(_) => SilentNode,
         })
     }
+}
+
+/// Whether processes have ended is seen as everybody may see it: by their `stat`.
+impl Lives for Peers {
+    fn ended(&self, node: Seat, processes: &[u32]) -> BTreeSet<u32> {
+        let mut alive = BTreeSet::new();
+        let mut from = processes.first().copied();
+        while let Some(first) = from {
+            let question = ProcQuestion::Glances(first, GlanceDepth::Outside);
+            let Ok(ProcFacts::Glances(glances)) = self.facts(node, question) else { return BTreeSet::new() };
+            alive.extend(glances.iter().filter(|glance| !has_ended(&glance.stat)).map(|glance| glance.pid));
+            let last = glances.last().map(|glance| glance.pid);
+            from = last.and_then(|last| processes.iter().copied().find(|process| *process > last));
+        }
+        // Whoever is missing there may have been passed over.
+        let unseen = processes.iter().copied().filter(|process| !alive.contains(process));
+        let is_gone = |process: &u32| match self.facts(node, ProcQuestion::File(*process, Entry::Stat)) {
+            Ok(ProcFacts::Bytes(stat)) => has_ended(&stat),
+            Ok(_) => false,
+            Err(cause) => matches!(cause, Some(libc::ENOENT | libc::ESRCH)),
+        };
+        unseen.filter(is_gone).collect()
+    }
+}
+
+/// proc_pid_stat(5): the state comes behind the name.
+fn has_ended(stat: &[u8]) -> bool {
+    let state = stat.rsplit(|byte| *byte == b')').next().and_then(|rest| rest.get(1));
+    matches!(state, Some(b'Z' | b'X'))
+}
+
+impl Peers {
+    /// # Errors
+    /// What the node said; `None`: nothing, or nothing that can be understood.
+    fn facts(&self, node: Seat, question: ProcQuestion) -> Result<ProcFacts, Option<i32>> {
+        let ask = Ask { question, asker: Asker { uid: 0, gid: 0, effective: 0 } };
+        let bytes = self.ask(node, &ask.encode(), gate_proc::PATIENCE).map_err(|_| None)?;
+        ProcAnswer::decode(&bytes, question, node).map_err(|_| None)?.said.map_err(Some)
+    }
+}
+
+/// Asks other nodes what of their processes became.
+pub fn lives(port: &SharedPort) -> Box<dyn Lives> {
+    Box::new(Peers(PeerSessions::new(port.clone(), SIZE, gate_proc::PATIENCE)))
 }
 
 /// Answers other nodes.
@@ -85,4 +134,16 @@ pub fn serve(
     })?;
     let native = Arc::new(NativeProc::new(native, whose.own, whose.uids, looker));
     Ok(Answerer { native, pool: WorkerPool::new("show", ANSWERERS)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn state_is_read_behind_the_name_whatever_that_is() {
+        assert!(has_ended(b"131072 (sleep) Z 1 131072"));
+        assert!(!has_ended(b"131072 (a) Z 1) S 1 131072"));
+        assert!(!has_ended(b"131072 (sleep) R 1") && !has_ended(b""));
+    }
 }

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use gate_syscall::{CallStates, JOURNAL_BYTES, KeptMemory, Listeners, News, NodeLinks, Setting};
 use proc_core::caller::Uids;
-use proc_core::executor::{Executor, ProcessTable, Signal};
+use proc_core::executor::{CallResult, Executor, ProcessTable, Signal};
 use proc_core::filter::{self, FilterStep};
-use proc_core::order::{LifeNumber, ORDER_BYTES, OUTCOME_BYTES, Order, Outcome, StateQuestion};
+use proc_core::order::{LifeNumber, ORDER_BYTES, OUTCOME_BYTES, Order, Outcome, Rlimit, StateQuestion};
 use proc_core::permission::{Receiver, SignalError};
 use proc_core::range::{Seat, Seats};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -141,7 +141,7 @@ fn gate() {
     // Nothing points at anything here; who is asked stays silent.
     let (keeper, _silent) = sys::seqpacket::pair().expect("a socket");
     let (calls, receiver, news) =
-        CallStates::new(setting, &memory, listeners, keeper, |_, _| Ok(Socket(links))).expect("descriptors");
+        CallStates::new(setting, &memory, listeners, keeper, None, |_, _| Ok(Socket(links))).expect("descriptors");
     calls.wake().greeted(other(), LIFE);
     std::thread::spawn(move || receiver.run());
     std::thread::spawn(move || {
@@ -176,7 +176,7 @@ impl ProcessTable for Far {
     fn receiver(&mut self, held: &u32) -> Option<Receiver> {
         // Root of the container without its capability is a user as others.
         let uid = if held.is_multiple_of(KINDS) { 0 } else { 1 };
-        Some(Receiver { uid, suid: uid, euid: uid })
+        Some(Receiver { uid, suid: uid, euid: uid, gids: [0; 3] })
     }
 
     fn members(&mut self, _: u32) -> Vec<u32> {
@@ -193,8 +193,12 @@ impl ProcessTable for Far {
         Ok(())
     }
 
-    fn ask(&mut self, question: &StateQuestion) -> Result<u32, SignalError> {
+    fn ask(&mut self, question: &StateQuestion) -> Result<CallResult, SignalError> {
         panic!("nobody asks here: {question:?}")
+    }
+
+    fn limits(&mut self, _: &u32, resource: u32, _: Option<Rlimit>) -> Result<Rlimit, SignalError> {
+        panic!("nobody asks here: {resource}")
     }
 
     fn threads(&mut self, _: u32) -> Vec<u32> {
@@ -335,7 +339,7 @@ fn calls_that_concern_nobody_else_go_on_natively_and_those_to_a_lost_node_fail()
     let listeners = Listeners::default();
     let (silent, _keeper) = sys::seqpacket::pair().expect("a socket");
     let (calls, receiver, news) =
-        CallStates::new(setting, &memory, listeners.clone(), silent, |_, _| Ok(Nowhere)).expect("descriptors");
+        CallStates::new(setting, &memory, listeners.clone(), silent, None, |_, _| Ok(Nowhere)).expect("descriptors");
     // It comes when the gate runs already, as those of programs do.
     listeners.insert(1, listener);
     calls.wake().look_again();

@@ -9,6 +9,7 @@ use crate::permission::{Power, Signaller};
 
 const CAP_KILL: u32 = 5;
 const CAP_SYS_NICE: u32 = 23;
+const CAP_SYS_RESOURCE: u32 = 24;
 
 /// A thread as its container sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,7 +19,7 @@ pub struct Caller {
     pub thread: u32,
 }
 
-/// The first host uid of a container, and how many it has.
+/// The first host uid of a container, and how many it has; of gids the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Uids {
     pub base: u32,
@@ -45,11 +46,12 @@ pub fn of_status(status: &[u8], uids: Uids) -> Option<Caller> {
     let mut ids = words("Uid:")?;
     let mut uid = || uids.inside(ids.next()?.parse().ok()?);
     let (uid, euid) = (uid()?, uid()?);
+    let gid = uids.inside(words("Gid:")?.next()?.parse().ok()?)?;
     let effective = u64::from_str_radix(words("CapEff:")?.next()?, 16).ok()?;
     let power = |capability: u32| if effective & 1 << capability != 0 { Power::All } else { Power::Own };
     let (pid, thread) = (inside("NStgid:")?, inside("NSpid:")?);
-    let (power, priorities) = (power(CAP_KILL), power(CAP_SYS_NICE));
-    Some(Caller { sender: Signaller { pid, uid, euid, power, priorities }, thread })
+    let (power, priorities, resources) = (power(CAP_KILL), power(CAP_SYS_NICE), power(CAP_SYS_RESOURCE));
+    Some(Caller { sender: Signaller { pid, uid, euid, gid, power, priorities, resources }, thread })
 }
 
 #[cfg(test)]
@@ -61,7 +63,7 @@ mod tests {
     fn status(name: &str, uid: &str, effective: &str) -> Vec<u8> {
         format!(
             "Name:\t{name}\nUmask:\t0022\nState:\tS (sleeping)\nTgid:\t4711\nNgid:\t0\nPid:\t4712\nPPid:\t4700\n\
-             TracerPid:\t0\nUid:\t{uid}\nGid:\t1000000\t1000000\t1000000\t1000000\nFDSize:\t64\nGroups:\t \n\
+             TracerPid:\t0\nUid:\t{uid}\nGid:\t1000005\t1000000\t1000000\t1000000\nFDSize:\t64\nGroups:\t \n\
              NStgid:\t4711\t131072\nNSpid:\t4712\t131073\nNSpgid:\t4711\t131072\nNSsid:\t4700\t0\n\
              CapInh:\t0000000000000000\nCapPrm:\t{effective}\nCapEff:\t{effective}\n"
         )
@@ -71,8 +73,11 @@ mod tests {
     #[test]
     fn thread_is_seen_as_its_container_sees_it() {
         let text = status("sh", "1000033\t1000007\t1000000\t1000000", "0000000000000020");
-        let sender = Signaller { pid: 131_072, uid: 33, euid: 7, power: Power::All, priorities: Power::Own };
+        let (priorities, resources) = (Power::Own, Power::Own);
+        let sender = Signaller { pid: 131_072, uid: 33, euid: 7, gid: 5, power: Power::All, priorities, resources };
         assert_eq!(of_status(&text, UIDS), Some(Caller { sender, thread: 131_073 }));
+        let text = status("sh", "1000033\t1000007\t1000000\t1000000", "0000000001000000");
+        assert_eq!(of_status(&text, UIDS).map(|caller| caller.sender.resources), Some(Power::All));
         let text = status("sh", "1000033\t1000007\t1000000\t1000000", "ffffffffffffffdf");
         assert_eq!(of_status(&text, UIDS).map(|caller| caller.sender.power), Some(Power::Own));
     }

@@ -4,7 +4,7 @@
 //! A call without a row is native wherever it is made, also where it names a process: with a number of another node it
 //! says what Linux says of a number that nobody has.
 
-use crate::order::{Deed, Payload, SignalCall, StateQuestion, Whom, Whose};
+use crate::order::{Deed, Payload, ResultBytes, Rlimit, SignalCall, StateQuestion, Whom, Whose};
 use crate::permission::SignalError;
 use crate::range::{Seat, Seats};
 
@@ -67,6 +67,8 @@ const PROCESS: u32 = libc::PRIO_PROCESS;
 const GROUP: u32 = libc::PRIO_PGRP;
 const IOPRIO_PROCESS: u32 = 1;
 const IOPRIO_GROUP: u32 = 2;
+/// Sizes of `struct sched_attr` that a caller may have room for: from its first version to a page.
+const SCHED_ATTR_BYTES: std::ops::RangeInclusive<u32> = 48..=4096;
 const ALWAYS: &[ArgumentCase] = &[&[]];
 const OF_ANOTHER: &[ArgumentCase] = &[&[Foreign(0)]];
 
@@ -76,6 +78,8 @@ const LIKE_KILL: &str = "as `kill`";
 const QUEUED: &str = "of `siginfo` code and value go along; the receiver sees who sent it, whatever it says; EHOSTUNREACH; EINTR before it is received";
 const OF_A_USER: &str = "of a user: the own node's processes";
 const CPUS: &str = "CPUs are those of its node";
+const WRITTEN: &str = "forwarded, result is written";
+const UNREACHABLE: &str = "EHOSTUNREACH";
 
 const fn row(name: &'static str, number: libc::c_long, cases: &'static [ArgumentCase], service: Handling) -> Row {
     let (native, otherwise) = match service {
@@ -122,15 +126,13 @@ pub static ROWS: &[Row] = &[
         .otherwise("`siginfo` is read, forwarded")
         .differs(QUEUED),
     row("pidfd_open", libc::SYS_pidfd_open, OF_ANOTHER, Answered)
-        .otherwise("answered: the pidfd of a stand-in that ends with the process")
-        .differs("`fdinfo` shows the stand-in's number"),
+        .served()
+        .otherwise("forwarded; answered with the pidfd of a placeholder, which ends when the process has")
+        .differs("ends up to 0.5 s later, also with its node's verdict; `fdinfo` says 0; PIDFD_THREAD is EINVAL; what takes the process itself (`pidfd_getfd`, `setns`, `waitid`) fails as for a stranger; EHOSTUNREACH"),
     row("pidfd_send_signal", libc::SYS_pidfd_send_signal, ALWAYS, Watched)
         .served()
-        .otherwise("where the descriptor leads is looked at: `/proc/NUMBER` of another node forwarded, else native")
+        .otherwise("where the descriptor leads is looked at: `/proc/NUMBER` of another node, or a placeholder, forwarded, else native")
         .differs("as `kill`; with `siginfo` EINVAL for another node; a millisecond, also on the own node"),
-    row("pidfd_getfd", libc::SYS_pidfd_getfd, ALWAYS, Watched)
-        .otherwise("looked at: own node native, stand-in EPERM")
-        .differs("descriptors do not cross"),
     row("getpriority", libc::SYS_getpriority, &[&[Is(0, PROCESS), Foreign(1)], &[Is(0, GROUP), Foreign(1)]], Forwarded).served()
         .native(OWN_AND_GROUPS)
         .differs(OF_A_USER),
@@ -154,15 +156,27 @@ pub static ROWS: &[Row] = &[
     )
     .native(OWN_AND_GROUPS)
     .differs(OF_A_USER),
-    row("prlimit64", libc::SYS_prlimit64, OF_ANOTHER, Forwarded).otherwise("limit is read, forwarded, limit is written"),
+    row("prlimit64", libc::SYS_prlimit64, OF_ANOTHER, Forwarded)
+        .served()
+        .otherwise("new limits are read, forwarded, old ones are written")
+        .differs("set, and EFAULT, when the place for the old ones cannot be written; EHOSTUNREACH: set or not"),
     row("sched_getscheduler", libc::SYS_sched_getscheduler, OF_ANOTHER, Forwarded).served(),
-    row("sched_getparam", libc::SYS_sched_getparam, OF_ANOTHER, Forwarded).otherwise("forwarded, result is written"),
-    row("sched_getattr", libc::SYS_sched_getattr, OF_ANOTHER, Forwarded).otherwise("forwarded, result is written"),
+    row("sched_getparam", libc::SYS_sched_getparam, OF_ANOTHER, Forwarded)
+        .served()
+        .otherwise(WRITTEN)
+        .differs(UNREACHABLE),
+    row("sched_getattr", libc::SYS_sched_getattr, OF_ANOTHER, Forwarded)
+        .served()
+        .otherwise(WRITTEN)
+        .differs(UNREACHABLE),
     row("sched_getaffinity", libc::SYS_sched_getaffinity, OF_ANOTHER, Forwarded)
-        .otherwise("forwarded, result is written")
-        .differs(CPUS),
+        .served()
+        .otherwise(WRITTEN)
+        .differs("CPUs are those of its node, 1,024 at most; EHOSTUNREACH"),
     row("sched_rr_get_interval", libc::SYS_sched_rr_get_interval, OF_ANOTHER, Forwarded)
-        .otherwise("forwarded, result is written"),
+        .served()
+        .otherwise(WRITTEN)
+        .differs(UNREACHABLE),
     row("sched_setscheduler", libc::SYS_sched_setscheduler, OF_ANOTHER, Forwarded)
         .otherwise("argument is read, forwarded"),
     row("sched_setparam", libc::SYS_sched_setparam, OF_ANOTHER, Forwarded).otherwise("argument is read, forwarded"),
@@ -194,10 +208,11 @@ pub enum Asked {
     },
     /// It needs no other node to be answered.
     Failed(SignalError),
-    /// First what lies at this address of the caller has to be known ([`SIGINFO_BYTES`]).
+    /// First what lies at this address of the caller has to be known.
     Reads {
         to: Seat,
         address: u64,
+        pointed: Pointed,
     },
     /// First where this descriptor of the caller leads has to be known ([`looked`]).
     Looks {
@@ -214,20 +229,109 @@ pub enum Destination {
     AllOthers,
 }
 
-/// Of `siginfo`, what is read: the kernel's own structure.
-pub const SIGINFO_BYTES: usize = 48;
-
-/// What the kernel's structure says (`sigaction(2)`): at byte 8 the code, at 24 the value.
-pub fn payload_of(siginfo: &[u8; SIGINFO_BYTES]) -> Payload {
-    let code = siginfo.get(8..12).and_then(|bytes| bytes.try_into().ok()).map_or(0, i32::from_ne_bytes);
-    let value = siginfo.get(24..32).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes);
-    Payload { code, value }
+/// What a call points at, as the kernel lays it out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pointed {
+    /// `siginfo_t` as far as it counts.
+    Siginfo,
+    /// `struct rlimit64`.
+    Rlimit,
 }
 
-/// What [`Asked::Looks`] found, as it is kept with the call: the process whose directory of `/proc` the descriptor is,
-/// `None` if it is anything else; and of which nodes the processes ended since the call was made.
-pub fn looked(process: Option<u32>, ended: Seats) -> Payload {
-    Payload { code: process.unwrap_or(0) as i32, value: ended.bits() }
+/// Most that a call points at.
+pub const POINTED_BYTES_MAX: usize = 48;
+
+impl Pointed {
+    pub const fn bytes(self) -> usize {
+        match self {
+            Pointed::Siginfo => POINTED_BYTES_MAX,
+            Pointed::Rlimit => 16,
+        }
+    }
+
+    /// Of [`Pointed::bytes`] bytes. Of `siginfo` (`sigaction(2)`) at byte 8 the code, at 24 the value; of limits the
+    /// soft one and the hard one.
+    pub fn argument(self, bytes: &[u8]) -> CallArgument {
+        let word =
+            |at: usize| bytes.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_ne_bytes);
+        match self {
+            Pointed::Siginfo => CallArgument { code: word(8) as u32 as i32, words: [word(24), 0] },
+            Pointed::Rlimit => CallArgument { code: 0, words: [word(0), word(8)] },
+        }
+    }
+}
+
+/// What was read for a call, as it is kept with it: a code and two values, whose meaning is the call's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CallArgument {
+    pub code: i32,
+    pub words: [u64; 2],
+}
+
+/// Where a descriptor leads, for [`Asked::Looks`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Led {
+    /// To a process of another node: its directory of `/proc`, or its placeholder.
+    To(u32),
+    /// To a process that has ended.
+    Ended,
+    Elsewhere,
+}
+
+impl Led {
+    const ENDED: u32 = u32::MAX;
+
+    /// 0 for elsewhere; no process has these numbers.
+    pub fn number(self) -> u32 {
+        match self {
+            Led::To(process) => process,
+            Led::Ended => Led::ENDED,
+            Led::Elsewhere => 0,
+        }
+    }
+
+    pub fn of_number(number: u32) -> Led {
+        match number {
+            0 => Led::Elsewhere,
+            Led::ENDED => Led::Ended,
+            process => Led::To(process),
+        }
+    }
+}
+
+impl CallArgument {
+    /// What [`Asked::Looks`] found, and of which nodes the processes ended since the call was made.
+    pub fn looked(led: Led, ended: Seats) -> CallArgument {
+        CallArgument { code: led.number() as i32, words: [ended.bits(), 0] }
+    }
+
+    fn payload(self) -> Payload {
+        Payload { code: self.code, value: self.words[0] }
+    }
+
+    fn limits(self) -> Rlimit {
+        Rlimit { soft: self.words[0], hard: self.words[1] }
+    }
+}
+
+/// Where in the caller's memory the result of a call goes, and which bytes of it. `None`: nowhere.
+pub fn placed(number: libc::c_long, arguments: &[u64; 6], data: &ResultBytes) -> Option<(u64, ResultBytes)> {
+    let [_, second, third, fourth, ..] = *arguments;
+    match number {
+        libc::SYS_prlimit64 if fourth == 0 => None,
+        libc::SYS_prlimit64 => Some((fourth, *data)),
+        libc::SYS_sched_getparam | libc::SYS_sched_rr_get_interval => Some((second, *data)),
+        libc::SYS_sched_getaffinity => Some((third, *data)),
+        // It begins with how much of it there is.
+        libc::SYS_sched_getattr => {
+            let mut bytes = data.as_slice().to_vec();
+            bytes.truncate(third as u32 as usize);
+            let length = (bytes.len() as u32).to_ne_bytes();
+            bytes.get_mut(..4)?.copy_from_slice(&length);
+            Some((second, ResultBytes::of(&bytes)?))
+        }
+        _ => None,
+    }
 }
 
 /// The process whose directory below `/proc` this is.
@@ -237,20 +341,19 @@ pub fn process_of(path: &[u8]) -> Option<u32> {
     is_number.then(|| name.parse().ok())?
 }
 
-/// What a call asks for, from what the kernel says of it. `own`: the caller's node. `payload`: what was read for it.
-pub fn asked(number: libc::c_long, arguments: &[u64; 6], own: Seat, payload: Option<Payload>) -> Asked {
+/// What a call asks for, from what the kernel says of it. `own`: the caller's node. `read`: what was read for it.
+pub fn asked(number: libc::c_long, arguments: &[u64; 6], own: Seat, read: Option<CallArgument>) -> Asked {
     let [first, second, third, ..] = arguments.map(|argument| argument as u32 as i32);
-    let forward = |pid: i32, deed| match u32::try_from(pid).ok().and_then(Seat::of_pid) {
-        Some(seat) if seat != own => Asked::Forward { to: Destination::Node(seat), deed },
-        _ => Asked::Unknown,
+    let other = |pid: i32| u32::try_from(pid).ok().and_then(Seat::of_pid).filter(|seat| *seat != own);
+    let forward = |pid: i32, deed| match other(pid) {
+        Some(seat) => Asked::Forward { to: Destination::Node(seat), deed },
+        None => Asked::Unknown,
     };
     let signal = |whom, pid, signal| forward(pid, Deed::Signal(SignalCall { whom, signal, payload: Payload::NONE }));
     let queue = |whom, pid, signal, address: u64| {
-        let Some(to) = u32::try_from(pid).ok().and_then(Seat::of_pid).filter(|seat| *seat != own) else {
-            return Asked::Unknown;
-        };
-        match payload {
-            None => Asked::Reads { to, address },
+        let Some(to) = other(pid) else { return Asked::Unknown };
+        match read.map(CallArgument::payload) {
+            None => Asked::Reads { to, address, pointed: Pointed::Siginfo },
             // What only the kernel says, or `tkill`: nobody may say it to another process.
             Some(payload) if payload.code >= 0 || payload.code == libc::SI_TKILL => {
                 Asked::Failed(SignalError::NotPermitted)
@@ -278,7 +381,7 @@ pub fn asked(number: libc::c_long, arguments: &[u64; 6], own: Seat, payload: Opt
         libc::SYS_tgkill if second <= 0 => Asked::Failed(SignalError::Invalid),
         libc::SYS_tgkill => signal(Whom::Thread { process: Some(first as u32), thread: second as u32 }, first, third),
         libc::SYS_rt_sigqueueinfo => queue(Whom::Process(first as u32), first, second, arguments[2]),
-        libc::SYS_rt_tgsigqueueinfo if second <= 0 => match payload {
+        libc::SYS_rt_tgsigqueueinfo if second <= 0 => match read {
             None => queue(Whom::Process(first as u32), first, third, arguments[3]),
             Some(_) => Asked::Failed(SignalError::Invalid),
         },
@@ -286,15 +389,18 @@ pub fn asked(number: libc::c_long, arguments: &[u64; 6], own: Seat, payload: Opt
             let whom = Whom::Thread { process: Some(first as u32), thread: second as u32 };
             queue(whom, first, third, arguments[3])
         }
-        libc::SYS_pidfd_send_signal => match payload {
+        libc::SYS_pidfd_send_signal => match read {
             None => Asked::Looks { descriptor: first },
+            Some(CallArgument { code, .. }) if Led::of_number(code as u32) == Led::Ended => {
+                Asked::Failed(SignalError::NoProcess)
+            }
             // A number of a node that began another life meanwhile is another one's by now.
-            Some(Payload { code, value })
+            Some(CallArgument { code, words: [value, _] })
                 if Seat::of_pid(code as u32).is_some_and(|seat| Seats::from_bits(value).contains(seat)) =>
             {
                 Asked::Failed(SignalError::NoProcess)
             }
-            Some(Payload { code, .. }) => {
+            Some(CallArgument { code, .. }) => {
                 let process = code as u32;
                 let whom = match arguments[3] as u32 {
                     0 | PIDFD_SIGNAL_THREAD_GROUP => Some(Whom::Process(process)),
@@ -319,6 +425,26 @@ pub fn asked(number: libc::c_long, arguments: &[u64; 6], own: Seat, payload: Opt
         }
         libc::SYS_setpriority => prioritised()
             .map_or(Asked::Unknown, |whose| ask(second, StateQuestion::Setpriority { whose, niceness: third })),
+        libc::SYS_prlimit64 => match (other(first), read, arguments[2]) {
+            (Some(to), None, address) if address != 0 => Asked::Reads { to, address, pointed: Pointed::Rlimit },
+            (_, read, _) => {
+                let (of, new) = (first as u32, read.map(CallArgument::limits));
+                ask(first, StateQuestion::Prlimit { of, resource: second as u32, new })
+            }
+        },
+        libc::SYS_pidfd_open if second & !libc::O_NONBLOCK != 0 => Asked::Failed(SignalError::Invalid),
+        libc::SYS_pidfd_open => ask(first, StateQuestion::PidfdOpen(first as u32)),
+        // What the kernel refuses before it looks for anybody.
+        libc::SYS_sched_getparam | libc::SYS_sched_getattr if arguments[1] == 0 => Asked::Failed(SignalError::Invalid),
+        libc::SYS_sched_getattr if !SCHED_ATTR_BYTES.contains(&(third as u32)) || arguments[3] as u32 != 0 => {
+            Asked::Failed(SignalError::Invalid)
+        }
+        libc::SYS_sched_getparam => ask(first, StateQuestion::SchedGetparam(first as u32)),
+        libc::SYS_sched_getattr => ask(first, StateQuestion::SchedGetattr(first as u32)),
+        libc::SYS_sched_rr_get_interval => ask(first, StateQuestion::SchedRrGetInterval(first as u32)),
+        libc::SYS_sched_getaffinity => {
+            ask(first, StateQuestion::SchedGetaffinity { of: first as u32, room: second as u32 })
+        }
         libc::SYS_ioprio_get => whose(IOPRIO_PROCESS, IOPRIO_GROUP)
             .map_or(Asked::Unknown, |whose| ask(second, StateQuestion::IoprioGet(whose))),
         _ => Asked::Unknown,
@@ -384,28 +510,63 @@ mod tests {
     #[test]
     fn queued_signal_has_to_be_read_and_says_what_it_may() {
         let queue = |arguments: [u64; 6], payload| asked(libc::SYS_rt_sigqueueinfo, &arguments, seat(0), payload);
-        let of = |code, value| Some(Payload { code, value });
+        let of = |code, value| Some(CallArgument { code, words: [value, 0] });
         let (arguments, address) = ([131_072, 15, 0x7fff_0000_1234, 0, 0, 0], 0x7fff_0000_1234);
-        assert_eq!(queue(arguments, None), Asked::Reads { to: seat(1), address });
+        let reads = Asked::Reads { to: seat(1), address, pointed: Pointed::Siginfo };
+        assert_eq!(queue(arguments, None), reads);
         for code in [0, libc::SI_KERNEL, libc::SI_TKILL, i32::MAX] {
             assert_eq!(queue(arguments, of(code, 1)), Asked::Failed(SignalError::NotPermitted), "{code}");
         }
         for code in [libc::SI_QUEUE, libc::SI_TIMER, i32::MIN] {
-            let payload = of(code, 9).unwrap();
+            let payload = Payload { code, value: 9 };
             let call = SignalCall { whom: Whom::Process(131_072), signal: 15, payload };
             let expected = Asked::Forward { to: Destination::Node(seat(1)), deed: Deed::Signal(call) };
-            assert_eq!(queue(arguments, Some(payload)), expected);
+            assert_eq!(queue(arguments, of(code, 9)), expected);
         }
         assert_eq!(queue([65_536, 15, 1, 0, 0, 0], None), Asked::Unknown, "its own node's");
         let thread = |thread: u64, payload| {
             asked(libc::SYS_rt_tgsigqueueinfo, &[131_072, thread, 15, address, 0, 0], seat(0), payload)
         };
-        assert_eq!(thread(131_073, None), Asked::Reads { to: seat(1), address });
+        assert_eq!(thread(131_073, None), reads);
         assert_eq!(thread(0, of(libc::SI_QUEUE, 0)), Asked::Failed(SignalError::Invalid));
-        let mut siginfo = [0; SIGINFO_BYTES];
+        let mut siginfo = [0; POINTED_BYTES_MAX];
         siginfo[8..12].copy_from_slice(&libc::SI_QUEUE.to_ne_bytes());
         siginfo[24..32].copy_from_slice(&77_u64.to_ne_bytes());
-        assert_eq!(Some(payload_of(&siginfo)), of(libc::SI_QUEUE, 77));
+        assert_eq!(Some(Pointed::Siginfo.argument(&siginfo)), of(libc::SI_QUEUE, 77));
+    }
+
+    #[test]
+    fn limits_are_read_first_and_written_where_the_caller_says() {
+        let call = |new, old, read| asked(libc::SYS_prlimit64, &[131_072, 7, new, old, 0, 0], seat(0), read);
+        let prlimit = |new| Asked::Forward {
+            to: Destination::Node(seat(1)),
+            deed: Deed::Ask(StateQuestion::Prlimit { of: 131_072, resource: 7, new }),
+        };
+        let limits = Rlimit { soft: 5, hard: u64::MAX };
+        assert_eq!(call(0, 9, None), prlimit(None));
+        assert_eq!(call(8, 9, None), Asked::Reads { to: seat(1), address: 8, pointed: Pointed::Rlimit });
+        assert_eq!(call(8, 9, Some(Pointed::Rlimit.argument(&limits.bytes()))), prlimit(Some(limits)));
+        let data = ResultBytes::of(&limits.bytes()).unwrap();
+        let placed_at = |old| placed(libc::SYS_prlimit64, &[131_072, 7, 0, old, 0, 0], &data);
+        assert_eq!((placed_at(9), placed_at(0)), (Some((9, data)), None));
+    }
+
+    #[test]
+    fn attributes_are_cut_to_the_callers_room_and_say_how_much_they_are() {
+        let call = |address, room, flags| {
+            asked(libc::SYS_sched_getattr, &[131_072, address, room, flags, 0, 0], seat(0), None)
+        };
+        let refused = Asked::Failed(SignalError::Invalid);
+        for (address, room, flags) in [(0, 48, 0), (8, 47, 0), (8, 4097, 0), (8, 48, 1)] {
+            assert_eq!(call(address, room, flags), refused, "{address} {room} {flags}");
+        }
+        assert_ne!(call(8, 48, 0), refused);
+        let data = ResultBytes::of(&[7; 56]).unwrap();
+        for (room, length) in [(48, 48), (56, 56), (4096, 56)] {
+            let (address, bytes) = placed(libc::SYS_sched_getattr, &[131_072, 8, room, 0, 0, 0], &data).unwrap();
+            assert_eq!((address, bytes.as_slice().len()), (8, length));
+            assert_eq!(bytes.as_slice()[..5], [length as u8, 0, 0, 0, 7]);
+        }
     }
 
     #[test]
@@ -414,8 +575,8 @@ mod tests {
             asked(libc::SYS_pidfd_send_signal, &[5, 15, info, flags, 0, 0], seat(0), payload)
         };
         assert_eq!(send(0, 0, None), Asked::Looks { descriptor: 5 });
-        let seen = |process| Some(looked(process, Seats::NONE));
-        let other = seen(Some(131_072));
+        let seen = |led| Some(CallArgument::looked(led, Seats::NONE));
+        let other = seen(Led::To(131_072));
         for flags in [0, 2] {
             assert_eq!(send(flags, 0, other), forwarded(1, Whom::Process(131_072), 15));
         }
@@ -423,12 +584,16 @@ mod tests {
         assert_eq!(send(4, 0, other), forwarded(1, Whom::Group(131_072), 15));
         assert_eq!(send(0, 0x7fff_0000, other), Asked::Failed(SignalError::Invalid));
         // Its own node's, anything else, and flags that nobody knows.
-        for native in [send(0, 0, seen(Some(65_536))), send(0, 9, seen(None)), send(3, 0, other)] {
+        for native in [send(0, 0, seen(Led::To(65_536))), send(0, 9, seen(Led::Elsewhere)), send(3, 0, other)] {
             assert_eq!(native, Asked::Unknown);
         }
-        let ended = |node| Some(looked(Some(131_072), Seats::NONE.with(seat(node))));
+        let ended = |node| Some(CallArgument::looked(Led::To(131_072), Seats::NONE.with(seat(node))));
         assert_eq!(send(0, 0, ended(1)), Asked::Failed(SignalError::NoProcess));
         assert_eq!(send(0, 0, ended(2)), forwarded(1, Whom::Process(131_072), 15));
+        assert_eq!(send(0, 0, seen(Led::Ended)), Asked::Failed(SignalError::NoProcess));
+        for led in [Led::To(131_072), Led::Ended, Led::Elsewhere] {
+            assert_eq!(Led::of_number(led.number()), led);
+        }
         assert_eq!(process_of(b"/proc/131072"), Some(131_072));
         for other in [
             "/proc/131072/fd",
@@ -440,6 +605,17 @@ mod tests {
             "anon_inode:[pidfd]",
         ] {
             assert_eq!(process_of(other.as_bytes()), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn process_is_opened_by_its_number_and_a_thread_is_not() {
+        let open = |flags| ask(libc::SYS_pidfd_open, [131_072, flags, 0]);
+        let asked =
+            Asked::Forward { to: Destination::Node(seat(1)), deed: Deed::Ask(StateQuestion::PidfdOpen(131_072)) };
+        assert_eq!((open(0), open(i64::from(libc::O_NONBLOCK))), (asked, asked));
+        for flags in [i64::from(libc::O_EXCL), 1, -1] {
+            assert_eq!(open(flags), Asked::Failed(SignalError::Invalid), "{flags}");
         }
     }
 

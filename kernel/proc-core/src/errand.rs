@@ -5,12 +5,12 @@
 //! Begin { life, peers } (24 bytes) ─────────▶
 //!                       ◀───────── Begun { life } (16 bytes): the first one that was said; it stays
 //! Carry(Order) (80 bytes) ──────────────────▶
-//!                       ◀───────── Done(Outcome) (24 bytes)
+//!                       ◀───────── Done(Outcome) (24 to 152 bytes)
 //! ```
 //!
 //! The socket outlives call gates: one that starts finds in it what its predecessor did not read, and passes over it.
 
-use crate::order::{BadRecord, LifeNumber, ORDER_BYTES, OUTCOME_BYTES, Order, Outcome};
+use crate::order::{BadRecord, LifeNumber, ORDER_BYTES, OUTCOME_BYTES, OUTCOME_BYTES_MAX, Order, Outcome};
 use crate::range::Seats;
 
 const BEGIN: u64 = 1;
@@ -19,7 +19,9 @@ const BEGUN_BYTES: usize = 16;
 /// Room for any packet to init.
 pub const FOR_INIT_BYTES_MAX: usize = ORDER_BYTES;
 /// Room for any packet from init.
-pub const FROM_INIT_BYTES_MAX: usize = OUTCOME_BYTES;
+pub const FROM_INIT_BYTES_MAX: usize = OUTCOME_BYTES_MAX;
+
+const _: () = assert!(BEGUN_BYTES < OUTCOME_BYTES);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ForInit {
@@ -67,7 +69,7 @@ impl FromInit {
     pub fn encode(&self) -> Vec<u8> {
         match self {
             FromInit::Begun { life } => [BEGIN, life.0].iter().flat_map(|word| word.to_le_bytes()).collect(),
-            FromInit::Done(outcome) => outcome.encode().to_vec(),
+            FromInit::Done(outcome) => outcome.encode(),
         }
     }
 
@@ -91,7 +93,7 @@ fn word(packet: &[u8], at: usize) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::{OrderResult, Sequence};
+    use crate::order::{OrderResult, ResultBytes, Sequence};
     use crate::range::Seat;
 
     #[test]
@@ -105,6 +107,7 @@ mod tests {
             origin_life: LifeNumber(9),
             sequence: Sequence(3),
             carried: OrderResult::Done(1),
+            data: ResultBytes::NONE,
         });
         assert_eq!(FromInit::decode(&done.encode()), Ok(done));
         for length in 0..100 {

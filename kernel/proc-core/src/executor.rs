@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::limits::{ROUNDS_MAX, WINDOW};
 use crate::order::{
-    Deed, LifeNumber, Order, OrderResult, Outcome, Payload, Sequence, SignalCall, Stale, StateQuestion, Whom, Whose,
+    Deed, LifeNumber, Order, OrderResult, Outcome, Payload, ResultBytes, Rlimit, Sequence, SignalCall, Stale,
+    StateQuestion, Whom, Whose,
 };
 use crate::permission::{self, Receiver, SameSession, SignalError, Signaller};
 use crate::range::{Seat, Seats};
@@ -23,6 +24,27 @@ pub struct Signal {
     pub pid: u32,
     pub uid: u32,
     pub payload: Payload,
+}
+
+/// What a system call gives back: a number, and what it puts into its caller's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CallResult {
+    pub value: u32,
+    pub data: ResultBytes,
+}
+
+impl CallResult {
+    pub fn number(value: u32) -> CallResult {
+        CallResult { value, data: ResultBytes::NONE }
+    }
+
+    /// 0 and these bytes.
+    ///
+    /// # Errors
+    /// More than travels.
+    pub fn bytes(bytes: &[u8]) -> Result<CallResult, SignalError> {
+        Ok(CallResult { value: 0, data: ResultBytes::of(bytes).ok_or(SignalError::Invalid)? })
+    }
 }
 
 /// The processes of this node, as the kernel has them.
@@ -48,11 +70,17 @@ pub trait ProcessTable {
     /// It ended meanwhile, or as many signals are queued as it may have.
     fn send(&mut self, held: &Self::Held, signal: &Signal) -> Result<(), SignalError>;
 
-    /// What the kernel says to everybody who asks; not [`StateQuestion::Setpriority`].
+    /// What the kernel says to everybody who asks; not [`StateQuestion::Setpriority`] and [`StateQuestion::Prlimit`].
     ///
     /// # Errors
     /// There is none.
-    fn ask(&mut self, question: &StateQuestion) -> Result<u32, SignalError>;
+    fn ask(&mut self, question: &StateQuestion) -> Result<CallResult, SignalError>;
+
+    /// The limits as they are, or were before these.
+    ///
+    /// # Errors
+    /// It ended meanwhile, there is no such limit, or it may not be so.
+    fn limits(&mut self, process: &Self::Held, resource: u32, new: Option<Rlimit>) -> Result<Rlimit, SignalError>;
 
     /// All threads of a process.
     fn threads(&mut self, process: u32) -> Vec<u32>;
@@ -76,7 +104,26 @@ struct Origin {
     life: LifeNumber,
     settled_below: Sequence,
     /// The first is that of `settled_below`.
-    outcomes: VecDeque<Option<OrderResult>>,
+    outcomes: VecDeque<Option<Remembered>>,
+}
+
+/// Of an order that was carried out. Few have data.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Remembered {
+    carried: OrderResult,
+    data: Option<Box<ResultBytes>>,
+}
+
+impl Remembered {
+    fn of(said: Result<CallResult, SignalError>) -> Remembered {
+        match said {
+            Ok(CallResult { value, data }) => {
+                let data = (data != ResultBytes::NONE).then(|| Box::new(data));
+                Remembered { carried: OrderResult::Done(value), data }
+            }
+            Err(error) => Remembered { carried: OrderResult::Failed(error), data: None },
+        }
+    }
 }
 
 impl Executor {
@@ -90,18 +137,20 @@ impl Executor {
     }
 
     pub fn carry_out(&mut self, order: &Order, processes: &mut impl ProcessTable) -> Outcome {
-        let carried = match self.place(order) {
-            Ok(place) => *place.get_or_insert_with(|| match carry_out(&order.deed, &order.sender, processes) {
-                Ok(value) => OrderResult::Done(value),
-                Err(error) => OrderResult::Failed(error),
-            }),
-            Err(stale) => OrderResult::Refused(stale),
+        let (carried, data) = match self.place(order) {
+            Ok(place) => {
+                let carry_out = || Remembered::of(carry_out(&order.deed, &order.sender, processes));
+                let Remembered { carried, data } = place.get_or_insert_with(carry_out);
+                (*carried, data.as_deref().copied().unwrap_or(ResultBytes::NONE))
+            }
+            Err(stale) => (OrderResult::Refused(stale), ResultBytes::NONE),
         };
-        Outcome { origin: order.origin, origin_life: order.origin_life, sequence: order.sequence, carried }
+        let Order { origin, origin_life, sequence, .. } = *order;
+        Outcome { origin, origin_life, sequence, carried, data }
     }
 
     /// Where the outcome of an order lies, or will.
-    fn place(&mut self, order: &Order) -> Result<&mut Option<OrderResult>, Stale> {
+    fn place(&mut self, order: &Order) -> Result<&mut Option<Remembered>, Stale> {
         if order.executor_life != self.life {
             return Err(Stale::Executor);
         }
@@ -148,14 +197,29 @@ impl Origin {
     }
 }
 
-fn carry_out(deed: &Deed, sender: &Signaller, processes: &mut impl ProcessTable) -> Result<u32, SignalError> {
+fn carry_out(deed: &Deed, sender: &Signaller, processes: &mut impl ProcessTable) -> Result<CallResult, SignalError> {
     match deed {
-        Deed::Signal(call) => signal(call, sender, processes),
+        Deed::Signal(call) => signal(call, sender, processes).map(CallResult::number),
         Deed::Ask(StateQuestion::Setpriority { whose, niceness }) => {
-            set_priority(*whose, *niceness, sender, processes).map(|()| 0)
+            set_priority(*whose, *niceness, sender, processes).map(|()| CallResult::number(0))
         }
+        Deed::Ask(StateQuestion::Prlimit { of, resource, new }) => limits(*of, *resource, *new, sender, processes),
         Deed::Ask(question) => processes.ask(question),
     }
+}
+
+/// Who may is asked before whether there is such a limit, as the kernel does.
+fn limits(
+    of: u32,
+    resource: u32,
+    new: Option<Rlimit>,
+    sender: &Signaller,
+    processes: &mut impl ProcessTable,
+) -> Result<CallResult, SignalError> {
+    let held = processes.hold_process(of).ok_or(SignalError::NoProcess)?;
+    let owner = processes.receiver(&held).ok_or(SignalError::NoProcess)?;
+    permission::check_limits(sender, owner)?;
+    CallResult::bytes(&processes.limits(&held, resource, new)?.bytes())
 }
 
 /// Of several threads as the kernel does it: who may not stops nobody, and the last failure is said.
@@ -252,6 +316,8 @@ mod tests {
         set: Vec<(u32, i32)>,
         /// Numbers that are forked, one in each round.
         forks: Vec<u32>,
+        /// One for each process.
+        limits: BTreeMap<u32, Rlimit>,
     }
 
     impl ProcessTable for Table {
@@ -268,7 +334,7 @@ mod tests {
         }
 
         fn receiver(&mut self, held: &u32) -> Option<Receiver> {
-            self.uids.get(held).map(|uid| Receiver { uid: *uid, suid: *uid, euid: *uid })
+            self.uids.get(held).map(|uid| Receiver { uid: *uid, suid: *uid, euid: *uid, gids: [*uid; 3] })
         }
 
         fn members(&mut self, group: u32) -> Vec<u32> {
@@ -287,9 +353,19 @@ mod tests {
             Ok(())
         }
 
-        fn ask(&mut self, question: &StateQuestion) -> Result<u32, SignalError> {
+        fn ask(&mut self, question: &StateQuestion) -> Result<CallResult, SignalError> {
             let StateQuestion::Getpgid(process) = question else { return Err(SignalError::NoProcess) };
-            self.uids.get(process).map(|_| *process).ok_or(SignalError::NoProcess)
+            self.uids.get(process).map(|_| CallResult::number(*process)).ok_or(SignalError::NoProcess)
+        }
+
+        fn limits(&mut self, process: &u32, resource: u32, new: Option<Rlimit>) -> Result<Rlimit, SignalError> {
+            let known = self.limits.entry(*process).or_insert(Rlimit { soft: 1, hard: 2 });
+            let before = *known;
+            if resource > 15 {
+                return Err(SignalError::Invalid);
+            }
+            *known = new.unwrap_or(before);
+            Ok(before)
         }
 
         fn threads(&mut self, process: u32) -> Vec<u32> {
@@ -319,7 +395,15 @@ mod tests {
             sequence: Sequence(sequence),
             settled_below: Sequence(settled_below),
             executor_life: EXECUTOR,
-            sender: Signaller { pid: 70_000, uid: 1, euid: 1, power: Power::Own, priorities: Power::Own },
+            sender: Signaller {
+                pid: 70_000,
+                uid: 1,
+                euid: 1,
+                gid: 1,
+                power: Power::Own,
+                priorities: Power::Own,
+                resources: Power::Own,
+            },
             deed: Deed::Signal(SignalCall { whom, signal, payload: Payload::NONE }),
         }
     }
@@ -351,6 +435,27 @@ mod tests {
         assert_eq!((executor.carry_out(&asked, &mut table), first.carried), (first, OrderResult::Done(131_072)));
         let gone = executor.carry_out(&question(2, StateQuestion::Getpgid(131_072)), &mut table);
         assert_eq!(gone.carried, OrderResult::Failed(SignalError::NoProcess));
+    }
+
+    #[test]
+    fn limits_are_set_once_and_what_they_were_is_said_again() {
+        let (mut executor, mut table) = (executor(), table());
+        let limit = |of, resource, new| StateQuestion::Prlimit { of, resource, new };
+        let (first, second) = (Rlimit { soft: 3, hard: 4 }, Rlimit { soft: 5, hard: 6 });
+        let mut said = |sequence, asked| {
+            let outcome = executor.carry_out(&question(sequence, asked), &mut table);
+            (outcome.carried, outcome.data)
+        };
+        let data = |soft, hard| ResultBytes::of(&Rlimit { soft, hard }.bytes()).unwrap();
+        let done = OrderResult::Done(0);
+        assert_eq!(said(1, limit(131_072, 7, Some(first))), (done, data(1, 2)));
+        assert_eq!(said(2, limit(131_072, 7, Some(second))), (done, data(3, 4)));
+        assert_eq!(said(1, limit(131_072, 7, Some(first))), (done, data(1, 2)), "as it was said, and not done again");
+        assert_eq!(said(3, limit(131_072, 7, None)), (done, data(5, 6)));
+        let failed = |error| (OrderResult::Failed(error), ResultBytes::NONE);
+        assert_eq!(said(4, limit(131_080, 99, None)), failed(SignalError::NotPermitted));
+        assert_eq!(said(5, limit(131_072, 16, None)), failed(SignalError::Invalid));
+        assert_eq!(said(6, limit(131_099, 7, None)), failed(SignalError::NoProcess));
     }
 
     #[test]

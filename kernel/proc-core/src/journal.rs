@@ -10,7 +10,7 @@
 //!       128 slots of 32 words
 //! slot    0 id   1 thread, flags   2 number, architecture   3 instruction   4..9 arguments   10..15     the kernel's
 //!        16 step, node, sequence  17 listener  18 process, uid  19 euid, power                 the call gate's
-//!        20 whether something was read, code  21 value
+//!        20 whether something was read, code  21, 22 values  23 gid
 //! ```
 //!
 //! | step | means |
@@ -20,8 +20,9 @@
 //! | [`CallStep::Asked`] | an order of this sequence may have been sent |
 //! | [`CallStep::Settled`] | the answer is known, and may have been given |
 
+use crate::calls::{CallArgument, Led};
 use crate::limits::CALLS_MAX;
-use crate::order::{LifeNumber, Payload, Sequence};
+use crate::order::{LifeNumber, Sequence};
 use crate::permission::{Power, SignalError, Signaller};
 use crate::range::{Seat, Seats};
 
@@ -52,6 +53,8 @@ const SENDER: usize = 18;
 const POWER: usize = 19;
 const READ: usize = 20;
 const VALUE: usize = 21;
+const SECOND: usize = 22;
+const GID: usize = 23;
 
 const SEQUENCE_BITS: u32 = 48;
 
@@ -205,31 +208,36 @@ impl<M: JournalMemory> Journal<M> {
     pub fn set_sender(&mut self, slot: SlotIndex, sender: &Signaller) {
         self.set(slot, SENDER, u64::from(sender.pid) | u64::from(sender.uid) << 32);
         let is_all = |power| u64::from(power == Power::All);
-        let powers = is_all(sender.power) | is_all(sender.priorities) << 1;
+        let powers = is_all(sender.power) | is_all(sender.priorities) << 1 | is_all(sender.resources) << 2;
+        self.set(slot, GID, u64::from(sender.gid));
         self.set(slot, POWER, u64::from(sender.euid) | powers << 32);
     }
 
     pub fn sender(&self, slot: SlotIndex) -> Signaller {
         let (first, second) = (self.get(slot, SENDER), self.get(slot, POWER));
         let power = |bit: u32| if second >> 32 & 1 << bit != 0 { Power::All } else { Power::Own };
-        let (pid, uid, euid) = (first as u32, (first >> 32) as u32, second as u32);
-        Signaller { pid, uid, euid, power: power(0), priorities: power(1) }
+        let (pid, uid, euid, gid) = (first as u32, (first >> 32) as u32, second as u32, self.get(slot, GID) as u32);
+        Signaller { pid, uid, euid, gid, power: power(0), priorities: power(1), resources: power(2) }
     }
 
     /// What was read of the caller's memory. It is read once: the caller may change it.
-    pub fn set_payload(&mut self, slot: SlotIndex, payload: Payload) {
-        self.set(slot, VALUE, payload.value);
-        self.set(slot, READ, 1 << 32 | u64::from(payload.code as u32));
+    pub fn set_argument(&mut self, slot: SlotIndex, argument: CallArgument) {
+        let CallArgument { code, words: [value, second] } = argument;
+        self.set(slot, VALUE, value);
+        self.set(slot, SECOND, second);
+        self.set(slot, READ, 1 << 32 | u64::from(code as u32));
     }
 
-    pub fn payload(&self, slot: SlotIndex) -> Option<Payload> {
+    /// `None`: nothing was read yet.
+    pub fn argument(&self, slot: SlotIndex) -> Option<CallArgument> {
         let read = self.get(slot, READ);
-        (read >> 32 != 0).then(|| Payload { code: read as u32 as i32, value: self.get(slot, VALUE) })
+        let words = [self.get(slot, VALUE), self.get(slot, SECOND)];
+        (read >> 32 != 0).then_some(CallArgument { code: read as u32 as i32, words })
     }
 
-    /// Where a call's descriptor leads, in one store beside what [`Journal::note_ended`] said: both are its payload.
-    pub fn set_looked(&mut self, slot: SlotIndex, process: Option<u32>) {
-        self.set(slot, READ, 1 << 32 | u64::from(process.unwrap_or(0)));
+    /// Where a call's descriptor leads, in one store beside what [`Journal::note_ended`] said: both are its argument.
+    pub fn set_looked(&mut self, slot: SlotIndex, led: Led) {
+        self.set(slot, READ, 1 << 32 | u64::from(led.number()));
     }
 
     /// Processes of a node ended while a call's descriptor is looked at.
@@ -315,16 +323,25 @@ mod tests {
     fn each_step_is_found_by_a_successor() {
         let (mut journal, slot) = (journal(), SlotIndex::new(0).unwrap());
         notify(&mut journal, slot, 9);
-        let sender = Signaller { pid: 70_000, uid: u32::MAX, euid: 7, power: Power::Own, priorities: Power::All };
+        let sender = Signaller {
+            pid: 70_000,
+            uid: u32::MAX,
+            euid: 7,
+            gid: u32::MAX,
+            power: Power::Own,
+            priorities: Power::All,
+            resources: Power::Own,
+        };
         journal.set_sender(slot, &sender);
         assert_eq!((journal.ask(slot, seat(62)), journal.next(seat(62))), (Sequence(1), Sequence(2)));
         let mut journal = Journal::open(journal.memory.clone()).unwrap();
         assert_eq!(journal.step(slot), CallStep::Asked { node: seat(62), sequence: Sequence(1) });
         assert_eq!((journal.sender(slot), journal.life()), (sender, LifeNumber(5)));
-        assert_eq!(journal.payload(slot), None);
-        for payload in [Payload { code: libc::SI_QUEUE, value: u64::MAX }, Payload { code: 0, value: 0 }] {
-            journal.set_payload(slot, payload);
-            assert_eq!(journal.payload(slot), Some(payload));
+        assert_eq!(journal.argument(slot), None);
+        for (code, words) in [(libc::SI_QUEUE, [u64::MAX, 0]), (0, [7, u64::MAX]), (0, [0, 0])] {
+            let argument = CallArgument { code, words };
+            journal.set_argument(slot, argument);
+            assert_eq!(journal.argument(slot), Some(argument));
         }
         let failed = CallAnswer::Failed(SignalError::Unreachable);
         let answers = [CallAnswer::Done, CallAnswer::Native, CallAnswer::Value(u32::MAX), failed];
@@ -340,11 +357,11 @@ mod tests {
     fn slot_that_is_used_again_has_nothing_of_the_call_before() {
         let (mut journal, slot) = (journal(), SlotIndex::new(1).unwrap());
         notify(&mut journal, slot, 9);
-        journal.set_payload(slot, Payload::NONE);
+        journal.set_argument(slot, CallArgument { code: libc::SI_QUEUE, words: [1, 2] });
         journal.ask(slot, seat(1));
         journal.free(slot);
         notify(&mut journal, slot, 10);
-        assert_eq!((journal.step(slot), journal.payload(slot)), (CallStep::Received, None));
+        assert_eq!((journal.step(slot), journal.argument(slot)), (CallStep::Received, None));
     }
 
     #[test]

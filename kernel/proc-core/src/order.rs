@@ -6,16 +6,23 @@
 //!
 //! ```text
 //! order    0 version  1 kind  2 origin seat  3 flags  4 signal  8 first  12 second  16 code
-//!         24 origin life  32 sequence  40 settled below  48 executor life  56 pid  60 uid  64 euid  72 value  80 bytes
+//!         24 origin life  32 sequence  40 settled below  48 executor life  56 pid  60 uid  64 euid  68 gid  72 value
+//!         80 bytes
 //! question likewise: 4 which  8 number  12 whether of a group  72 the niceness that is set
-//! outcome  0 version  1 kind  2 origin seat  4 number  8 origin life  16 sequence                        24 bytes
+//!          12 room for a set of CPUs; 12 which limit  16 hard  72 soft, and whether they are set in the flags
+//! outcome  0 version  1 kind  2 origin seat  4 number  8 origin life  16 sequence  24 what the caller's memory gets
+//!          24 to 152 bytes
 //! ```
 
 use crate::permission::{Power, SignalError, Signaller};
 use crate::range::Seat;
 
 pub const ORDER_BYTES: usize = 80;
+/// Of an outcome without anything for the caller's memory.
 pub const OUTCOME_BYTES: usize = 24;
+pub const OUTCOME_BYTES_MAX: usize = OUTCOME_BYTES + RESULT_BYTES_MAX;
+/// For the caller's memory: a set of 1,024 CPUs, and of everything else less.
+pub const RESULT_BYTES_MAX: usize = 128;
 /// Of both records; another one is another protocol.
 const VERSION: u8 = 1;
 
@@ -83,6 +90,68 @@ pub enum StateQuestion {
         whose: Whose,
         niceness: i32,
     },
+    /// Whether it can be opened there; the descriptor is one of the caller's node.
+    PidfdOpen(u32),
+    SchedGetparam(u32),
+    SchedRrGetInterval(u32),
+    SchedGetattr(u32),
+    SchedGetaffinity {
+        of: u32,
+        /// Bytes that the caller has room for.
+        room: u32,
+    },
+    Prlimit {
+        of: u32,
+        /// As the caller said it.
+        resource: u32,
+        new: Option<Rlimit>,
+    },
+}
+
+/// Soft and hard, `u64::MAX` for none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rlimit {
+    pub soft: u64,
+    pub hard: u64,
+}
+
+impl Rlimit {
+    /// `struct rlimit64`.
+    pub fn bytes(self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        let (soft, hard) = bytes.split_at_mut(8);
+        soft.copy_from_slice(&self.soft.to_ne_bytes());
+        hard.copy_from_slice(&self.hard.to_ne_bytes());
+        bytes
+    }
+}
+
+/// What a system call puts into its caller's memory, as the kernel lays it out there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ResultBytes {
+    length: u8,
+    bytes: [u8; RESULT_BYTES_MAX],
+}
+
+impl ResultBytes {
+    pub const NONE: ResultBytes = ResultBytes { length: 0, bytes: [0; RESULT_BYTES_MAX] };
+
+    /// `None`: more than there is room for.
+    pub fn of(from: &[u8]) -> Option<ResultBytes> {
+        let mut bytes = [0; RESULT_BYTES_MAX];
+        bytes.get_mut(..from.len())?.copy_from_slice(from);
+        Some(ResultBytes { length: u8::try_from(from.len()).ok()?, bytes })
+    }
+
+    pub fn as_slice(&self) -> &[u8] {
+        self.bytes.get(..usize::from(self.length)).unwrap_or_default()
+    }
+}
+
+impl std::fmt::Debug for ResultBytes {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.as_slice().fmt(out)
+    }
 }
 
 /// What an order is about.
@@ -131,6 +200,8 @@ pub struct Outcome {
     pub origin_life: LifeNumber,
     pub sequence: Sequence,
     pub carried: OrderResult,
+    /// Of an order that was carried out.
+    pub data: ResultBytes,
 }
 
 /// Bytes that are no record of this version.
@@ -140,6 +211,9 @@ pub struct BadRecord;
 const POWERFUL: u8 = 1;
 const OF_PROCESS: u8 = 2;
 const PRIORITIES: u8 = 4;
+const RESOURCES: u8 = 8;
+/// Limits are set.
+const SETS: u8 = 16;
 /// The kind of an order that asks; those below it signal.
 const ASKS: u8 = 4;
 
@@ -147,11 +221,13 @@ const ASKS: u8 = 4;
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct DeedWords {
     kind: u8,
-    of_process: u8,
+    /// [`OF_PROCESS`], [`SETS`].
+    flags: u8,
     signal: i32,
     first: u32,
     second: u32,
-    code: i32,
+    /// Of a signal its lower half.
+    code: u64,
     value: u64,
 }
 
@@ -159,7 +235,7 @@ impl Deed {
     fn words(&self) -> DeedWords {
         match self {
             Deed::Signal(SignalCall { whom, signal, payload }) => {
-                let (kind, of_process, first, second) = match *whom {
+                let (kind, flags, first, second) = match *whom {
                     Whom::Process(process) => (0, 0, process, 0),
                     Whom::Thread { process, thread } => {
                         (1, if process.is_some() { OF_PROCESS } else { 0 }, thread, process.unwrap_or(0))
@@ -167,7 +243,8 @@ impl Deed {
                     Whom::Group(leader) => (2, 0, leader, 0),
                     Whom::Everybody => (3, 0, 0, 0),
                 };
-                DeedWords { kind, of_process, signal: *signal, first, second, code: payload.code, value: payload.value }
+                let code = u64::from(payload.code as u32);
+                DeedWords { kind, flags, signal: *signal, first, second, code, value: payload.value }
             }
             Deed::Ask(question) => {
                 let of = |whose: Whose| match whose {
@@ -181,23 +258,35 @@ impl Deed {
                     StateQuestion::Getpriority(whose) => (3, of(whose), 0),
                     StateQuestion::IoprioGet(whose) => (4, of(whose), 0),
                     StateQuestion::Setpriority { whose, niceness } => (5, of(whose), niceness as u32),
+                    StateQuestion::SchedGetparam(task) => (6, (task, 0), 0),
+                    StateQuestion::SchedRrGetInterval(task) => (7, (task, 0), 0),
+                    StateQuestion::SchedGetattr(task) => (8, (task, 0), 0),
+                    StateQuestion::PidfdOpen(process) => (11, (process, 0), 0),
+                    StateQuestion::SchedGetaffinity { of, room } => (9, (of, room), 0),
+                    StateQuestion::Prlimit { of, resource, new } => {
+                        let flags = if new.is_some() { SETS } else { 0 };
+                        let Rlimit { soft, hard } = new.unwrap_or(Rlimit { soft: 0, hard: 0 });
+                        let (first, second, code, value) = (of, resource, hard, soft);
+                        return DeedWords { kind: ASKS, flags, signal: 10, first, second, code, value };
+                    }
                 };
-                DeedWords { kind: ASKS, of_process: 0, signal, first, second, code: 0, value: u64::from(value) }
+                DeedWords { kind: ASKS, flags: 0, signal, first, second, code: 0, value: u64::from(value) }
             }
         }
     }
 
     fn of(words: DeedWords) -> Result<Deed, BadRecord> {
-        let DeedWords { kind, of_process, signal, first, second, code, value } = words;
-        let whom = match (kind, of_process != 0) {
-            (0, false) if second == 0 => Whom::Process(first),
-            (1, true) => Whom::Thread { process: Some(second), thread: first },
-            (1, false) if second == 0 => Whom::Thread { process: None, thread: first },
-            (2, false) if second == 0 => Whom::Group(first),
-            (3, false) if first == 0 && second == 0 => Whom::Everybody,
-            (ASKS, false) if code == 0 => return StateQuestion::of(signal, first, second, value).map(Deed::Ask),
+        let DeedWords { kind, flags, signal, first, second, code, value } = words;
+        let whom = match (kind, flags) {
+            (0, 0) if second == 0 => Whom::Process(first),
+            (1, OF_PROCESS) => Whom::Thread { process: Some(second), thread: first },
+            (1, 0) if second == 0 => Whom::Thread { process: None, thread: first },
+            (2, 0) if second == 0 => Whom::Group(first),
+            (3, 0) if first == 0 && second == 0 => Whom::Everybody,
+            (ASKS, _) => return StateQuestion::of(&words).map(Deed::Ask),
             _ => return Err(BadRecord),
         };
+        let code = u32::try_from(code).map_err(|_| BadRecord)? as i32;
         if !may_be_said(code) {
             return Err(BadRecord);
         }
@@ -206,7 +295,18 @@ impl Deed {
 }
 
 impl StateQuestion {
-    fn of(which: i32, first: u32, second: u32, value: u64) -> Result<StateQuestion, BadRecord> {
+    fn of(words: &DeedWords) -> Result<StateQuestion, BadRecord> {
+        let DeedWords { flags, signal: which, first, second, code, value, .. } = *words;
+        match (which, flags, code, value) {
+            (9, 0, 0, 0) => return Ok(StateQuestion::SchedGetaffinity { of: first, room: second }),
+            (10, 0, 0, 0) => return Ok(StateQuestion::Prlimit { of: first, resource: second, new: None }),
+            (10, SETS, hard, soft) => {
+                let new = Some(Rlimit { soft, hard });
+                return Ok(StateQuestion::Prlimit { of: first, resource: second, new });
+            }
+            (_, 0, 0, _) => (),
+            _ => return Err(BadRecord),
+        }
         let whose = match second {
             0 => Whose::Task(first),
             1 => Whose::Group(first),
@@ -220,6 +320,10 @@ impl StateQuestion {
             (3, whose, 0) => Ok(StateQuestion::Getpriority(whose)),
             (4, whose, 0) => Ok(StateQuestion::IoprioGet(whose)),
             (5, whose, niceness) => Ok(StateQuestion::Setpriority { whose, niceness: niceness as i32 }),
+            (6, Whose::Task(task), 0) => Ok(StateQuestion::SchedGetparam(task)),
+            (7, Whose::Task(task), 0) => Ok(StateQuestion::SchedRrGetInterval(task)),
+            (8, Whose::Task(task), 0) => Ok(StateQuestion::SchedGetattr(task)),
+            (11, Whose::Task(process), 0) => Ok(StateQuestion::PidfdOpen(process)),
             _ => Err(BadRecord),
         }
     }
@@ -229,19 +333,19 @@ impl Order {
     pub fn encode(&self) -> [u8; ORDER_BYTES] {
         let power = if self.sender.power == Power::All { POWERFUL } else { 0 };
         let priorities = if self.sender.priorities == Power::All { PRIORITIES } else { 0 };
-        let DeedWords { kind, of_process, signal, first, second, code, value } = self.deed.words();
+        let resources = if self.sender.resources == Power::All { RESOURCES } else { 0 };
+        let DeedWords { kind, flags, signal, first, second, code, value } = self.deed.words();
         let mut bytes = Writer::new();
-        bytes.put(&[VERSION, kind, self.origin.index() as u8, power | of_process | priorities]);
+        bytes.put(&[VERSION, kind, self.origin.index() as u8, power | priorities | resources | flags]);
         bytes.put(&signal.to_le_bytes());
         bytes.put(&first.to_le_bytes());
         bytes.put(&second.to_le_bytes());
         bytes.put(&code.to_le_bytes());
-        bytes.put(&[0; 4]);
         let (origin, executor) = (self.origin_life.0, self.executor_life.0);
         for word in [origin, self.sequence.0, self.settled_below.0, executor] {
             bytes.put(&word.to_le_bytes());
         }
-        for word in [self.sender.pid, self.sender.uid, self.sender.euid, 0] {
+        for word in [self.sender.pid, self.sender.uid, self.sender.euid, self.sender.gid] {
             bytes.put(&word.to_le_bytes());
         }
         bytes.put(&value.to_le_bytes());
@@ -256,20 +360,15 @@ impl Order {
         let [version, kind, seat, flags] = from.take()?;
         let signal = i32::from_le_bytes(from.take()?);
         let (first, second) = (u32::from_le_bytes(from.take()?), u32::from_le_bytes(from.take()?));
-        let code = i32::from_le_bytes(from.take()?);
-        let padding = u32::from_le_bytes(from.take()?);
+        let code = u64::from_le_bytes(from.take()?);
         let mut word = || Ok(u64::from_le_bytes(from.take()?));
         let (origin_life, sequence, settled_below, executor_life) = (word()?, word()?, word()?, word()?);
         let mut half = || Ok(u32::from_le_bytes(from.take()?));
-        let (pid, uid, euid, more) = (half()?, half()?, half()?, half()?);
+        let (pid, uid, euid, gid) = (half()?, half()?, half()?, half()?);
         let value = u64::from_le_bytes(from.take()?);
-        let of_process = flags & OF_PROCESS;
-        let deed = Deed::of(DeedWords { kind, of_process, signal, first, second, code, value })?;
-        let is_sound = version == VERSION
-            && flags & !(POWERFUL | OF_PROCESS | PRIORITIES) == 0
-            && (padding, more) == (0, 0)
-            && 0 < settled_below
-            && settled_below <= sequence;
+        let of_deed = flags & !(POWERFUL | PRIORITIES | RESOURCES);
+        let deed = Deed::of(DeedWords { kind, flags: of_deed, signal, first, second, code, value })?;
+        let is_sound = version == VERSION && 0 < settled_below && settled_below <= sequence;
         if !is_sound {
             return Err(BadRecord);
         }
@@ -280,7 +379,15 @@ impl Order {
             sequence: Sequence(sequence),
             settled_below: Sequence(settled_below),
             executor_life: LifeNumber(executor_life),
-            sender: Signaller { pid, uid, euid, power: power(POWERFUL), priorities: power(PRIORITIES) },
+            sender: Signaller {
+                pid,
+                uid,
+                euid,
+                gid,
+                power: power(POWERFUL),
+                priorities: power(PRIORITIES),
+                resources: power(RESOURCES),
+            },
             deed,
         })
     }
@@ -292,7 +399,8 @@ pub const fn may_be_said(code: i32) -> bool {
 }
 
 impl Outcome {
-    pub fn encode(&self) -> [u8; OUTCOME_BYTES] {
+    /// [`OUTCOME_BYTES`], and the data.
+    pub fn encode(&self) -> Vec<u8> {
         let (kind, number) = match self.carried {
             OrderResult::Done(count) => (0, count),
             OrderResult::Failed(error) => (1, error.errno() as u32),
@@ -300,18 +408,17 @@ impl Outcome {
             OrderResult::Refused(Stale::Origin) => (3, 0),
             OrderResult::Refused(Stale::Sequence) => (4, 0),
         };
-        let mut bytes = Writer::new();
+        let mut bytes = Writer::<OUTCOME_BYTES>::new();
         bytes.put(&[VERSION, kind, self.origin.index() as u8, 0]);
         bytes.put(&number.to_le_bytes());
         bytes.put(&self.origin_life.0.to_le_bytes());
         bytes.put(&self.sequence.0.to_le_bytes());
-        bytes.bytes
+        [&bytes.bytes, self.data.as_slice()].concat()
     }
 
     /// # Errors
     /// The bytes are no outcome.
     pub fn decode(bytes: &[u8]) -> Result<Outcome, BadRecord> {
-        let bytes: &[u8; OUTCOME_BYTES] = bytes.try_into().map_err(|_| BadRecord)?;
         let mut from = Reader(bytes);
         let [version, kind, seat, 0] = from.take()? else { return Err(BadRecord) };
         let origin = Seat::new(usize::from(seat)).ok_or(BadRecord)?;
@@ -327,7 +434,11 @@ impl Outcome {
             (VERSION, 4, 0) => OrderResult::Refused(Stale::Sequence),
             _ => return Err(BadRecord),
         };
-        Ok(Outcome { origin, origin_life, sequence, carried })
+        let data = ResultBytes::of(from.0).ok_or(BadRecord)?;
+        if data != ResultBytes::NONE && kind != 0 {
+            return Err(BadRecord);
+        }
+        Ok(Outcome { origin, origin_life, sequence, carried, data })
     }
 }
 
@@ -382,8 +493,10 @@ mod tests {
                 pid: 70_000,
                 uid: 33,
                 euid: 0,
+                gid: 44,
                 power: if at % 2 == 0 { Power::All } else { Power::Own },
                 priorities: if at % 3 == 0 { Power::All } else { Power::Own },
+                resources: if at % 5 == 1 { Power::All } else { Power::Own },
             },
             deed,
         };
@@ -395,6 +508,13 @@ mod tests {
             StateQuestion::IoprioGet(Whose::Group(131_072)),
             StateQuestion::Setpriority { whose: Whose::Group(131_072), niceness: -20 },
             StateQuestion::Setpriority { whose: Whose::Task(131_072), niceness: i32::MAX },
+            StateQuestion::PidfdOpen(131_072),
+            StateQuestion::SchedGetparam(131_072),
+            StateQuestion::SchedRrGetInterval(131_072),
+            StateQuestion::SchedGetattr(131_072),
+            StateQuestion::SchedGetaffinity { of: 131_072, room: 128 },
+            StateQuestion::Prlimit { of: 131_072, resource: 7, new: None },
+            StateQuestion::Prlimit { of: 131_072, resource: 7, new: Some(Rlimit { soft: 0, hard: u64::MAX }) },
         ];
         let signal = |(at, whom): (usize, Whom)| {
             let signal = if at == 3 { i32::MIN } else { 15 };
@@ -419,6 +539,7 @@ mod tests {
         expected[8..12].copy_from_slice(&131_073_u32.to_le_bytes());
         expected[12..16].copy_from_slice(&131_072_u32.to_le_bytes());
         expected[16..20].copy_from_slice(&(-60_i32).to_le_bytes());
+        expected[68] = 44;
         expected[24..32].copy_from_slice(&(u64::MAX - 2).to_le_bytes());
         (expected[32], expected[40], expected[48]) = (11, 9, 3);
         expected[56..60].copy_from_slice(&70_000_u32.to_le_bytes());
@@ -444,14 +565,21 @@ mod tests {
                 origin_life: LifeNumber(7),
                 sequence: Sequence(u64::MAX),
                 carried,
+                data: ResultBytes::NONE,
             };
             assert_eq!(Outcome::decode(&outcome.encode()), Ok(outcome));
+            let data = ResultBytes::of(&[7; RESULT_BYTES_MAX]).unwrap();
+            let with_data = Outcome { data, ..outcome };
+            let is_done = matches!(carried, OrderResult::Done(_));
+            assert_eq!(Outcome::decode(&with_data.encode()), if is_done { Ok(with_data) } else { Err(BadRecord) });
+            assert_eq!(Outcome::decode(&[with_data.encode(), vec![7]].concat()), Err(BadRecord), "too long");
         }
         let done = Outcome {
             origin: Seat::new(0).unwrap(),
             origin_life: LifeNumber(1),
             sequence: Sequence(1),
             carried: OrderResult::Done(0),
+            data: ResultBytes::NONE,
         };
         let mut bytes = done.encode();
         for kind in 5..=255 {

@@ -3,7 +3,11 @@
 //! Events in, [`CallEffect`]s out, the time passed in. What must outlive a kill is in the [`Journal`] before the effect
 //! that depends on it is given; what is only here is found again from the journal by [`Origin::resume`].
 //!
-//! A call that points at something is read first, once; it is of the life that its node had when it was received.
+//! A call that points at something is read first, once; it is of the life that its node had when it was received. What
+//! comes back for the caller's memory is written before the answer. Until it is written the call has its order: a
+//! successor asks again and is told the same. From the outcome on nothing but the writing ends it, for what is written
+//! after the answer would be written into what the caller does next. A descriptor is given likewise, and with it the
+//! answer.
 //!
 //! A call has one order on its way at a time:
 //!
@@ -29,10 +33,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::calls::{self, Asked, Destination};
+use crate::calls::{self, Asked, CallArgument, Destination, Led, Pointed};
 use crate::journal::{CallAnswer, CallStep, Journal, JournalMemory, Notification, SlotIndex};
 use crate::limits::{PATIENCE_MS, WINDOW};
-use crate::order::{Deed, LifeNumber, Order, OrderResult, Outcome, Payload, Sequence, Stale};
+use crate::order::{Deed, LifeNumber, Order, OrderResult, Outcome, ResultBytes, Sequence, Stale, StateQuestion};
 use crate::permission::{SignalError, Signaller};
 use crate::range::{Seat, Seats};
 
@@ -41,9 +45,14 @@ pub enum CallEffect {
     /// To the call gate of the order's node, over the connection that greeted.
     Send { to: Seat, order: Order },
     /// What lies there in the memory of the calling thread; then [`Origin::read`]. Nothing else waits for it.
-    Read { slot: SlotIndex, notification: Notification, address: u64 },
+    Read { slot: SlotIndex, notification: Notification, address: u64, pointed: Pointed },
     /// Where a descriptor of the calling thread leads; then [`Origin::looked`]. Nothing else waits for it.
     Look { slot: SlotIndex, notification: Notification, descriptor: i32 },
+    /// Into the memory of the calling thread; then [`Origin::finished`]. Nothing else waits for it.
+    Write { slot: SlotIndex, notification: Notification, address: u64, bytes: ResultBytes },
+    /// The descriptor of a placeholder for a process in this life of its node; it is the answer. Then
+    /// [`Origin::finished`]. Nothing else waits for it.
+    Hold { slot: SlotIndex, notification: Notification, process: u32, life: LifeNumber },
     /// To the kernel; then [`Origin::answered`], whatever the kernel said.
     Answer { slot: SlotIndex, notification: Notification, answer: CallAnswer },
 }
@@ -54,6 +63,13 @@ enum Peer {
     Up(LifeNumber),
     GivenUp,
     Fenced,
+}
+
+/// Of which order the result is being brought to the caller, and what is answered then.
+#[derive(Clone, Copy, Debug)]
+struct Finishing {
+    which: (Seat, Sequence),
+    value: u32,
 }
 
 /// A call that is not settled.
@@ -79,6 +95,8 @@ pub struct Origin<M> {
     reading: BTreeMap<SlotIndex, Seat>,
     /// Calls of which it is not known for which node they are.
     looking: BTreeSet<SlotIndex>,
+    /// Calls whose result is being brought to the caller.
+    finishing: BTreeMap<SlotIndex, Finishing>,
 }
 
 /// Slots as a successor finds them.
@@ -95,8 +113,8 @@ impl<M: JournalMemory> Origin<M> {
         let away = |seat| (seat, Peer::Away { since_ms: now_ms });
         let peers = Seat::all().filter(|seat| *seat != own && others.contains(*seat)).map(away).collect();
         let (calls, asked, waiting, reading) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let looking = BTreeSet::new();
-        let mut origin = Origin { own, journal, peers, calls, asked, waiting, reading, looking };
+        let (looking, finishing) = (BTreeSet::new(), BTreeMap::new());
+        let mut origin = Origin { own, journal, peers, calls, asked, waiting, reading, looking, finishing };
         let (mut found, mut acts) = (Found::default(), Vec::new());
         for slot in SlotIndex::all() {
             let Some(notification) = origin.journal.notification(slot) else {
@@ -120,8 +138,8 @@ impl<M: JournalMemory> Origin<M> {
         sequence: Sequence,
         acts: &mut Vec<CallEffect>,
     ) {
-        let payload = self.journal.payload(slot);
-        match calls::asked(notification.number, &notification.arguments, self.own, payload) {
+        let read = self.journal.argument(slot);
+        match calls::asked(notification.number, &notification.arguments, self.own, read) {
             Asked::Forward { to, deed } if self.peers.contains_key(&node) => {
                 self.calls.insert(slot, Call { deed, destination: to, node });
                 self.asked.insert((node, sequence), slot);
@@ -146,15 +164,15 @@ impl<M: JournalMemory> Origin<M> {
     }
 
     /// What was read for a call, or why it could not be. The kernel said after that that the call is still under way.
-    pub fn read(&mut self, slot: SlotIndex, id: u64, read: Result<Payload, SignalError>) -> Vec<CallEffect> {
+    pub fn read(&mut self, slot: SlotIndex, id: u64, read: Result<CallArgument, SignalError>) -> Vec<CallEffect> {
         let mut acts = Vec::new();
         // It may be over by now, and the slot another one's.
         let notification = self.journal.notification(slot).filter(|notification| notification.id == id);
         let (Some(notification), Some(_)) = (notification, self.reading.get(&slot)) else { return acts };
         self.reading.remove(&slot);
         match read {
-            Ok(payload) => {
-                self.journal.set_payload(slot, payload);
+            Ok(argument) => {
+                self.journal.set_argument(slot, argument);
                 self.begin(slot, notification, &mut acts);
             }
             Err(error) => self.settle(slot, CallAnswer::Failed(error), &mut acts),
@@ -163,25 +181,24 @@ impl<M: JournalMemory> Origin<M> {
     }
 
     /// Where a descriptor leads, for which [`CallEffect::Look`] was asked. The kernel said after that that the call is
-    /// still under way. `None`: elsewhere than to another process, or nobody could see it; the kernel knows what to
-    /// say.
-    pub fn looked(&mut self, slot: SlotIndex, id: u64, process: Option<u32>) -> Vec<CallEffect> {
+    /// still under way. Of what leads elsewhere, or what nobody could see, the kernel knows what to say.
+    pub fn looked(&mut self, slot: SlotIndex, id: u64, led: Led) -> Vec<CallEffect> {
         let mut acts = Vec::new();
         let notification = self.journal.notification(slot).filter(|notification| notification.id == id);
         let Some(notification) = notification else { return acts };
         if self.looking.remove(&slot) {
-            self.journal.set_looked(slot, process);
+            self.journal.set_looked(slot, led);
             self.begin(slot, notification, &mut acts);
         }
         acts
     }
 
     fn begin(&mut self, slot: SlotIndex, notification: Notification, acts: &mut Vec<CallEffect>) {
-        let payload = self.journal.payload(slot);
-        match calls::asked(notification.number, &notification.arguments, self.own, payload) {
-            Asked::Reads { to, address } => {
+        let read = self.journal.argument(slot);
+        match calls::asked(notification.number, &notification.arguments, self.own, read) {
+            Asked::Reads { to, address, pointed } => {
                 self.reading.insert(slot, to);
-                acts.push(CallEffect::Read { slot, notification, address });
+                acts.push(CallEffect::Read { slot, notification, address, pointed });
             }
             Asked::Looks { descriptor } => {
                 self.looking.insert(slot);
@@ -229,7 +246,7 @@ impl<M: JournalMemory> Origin<M> {
             self.journal.set_executor_life(node, life);
         }
         self.peers.insert(node, Peer::Up(life));
-        let again: Vec<(Sequence, SlotIndex)> = self.asked_of(node).collect();
+        let again: Vec<(Sequence, SlotIndex)> = self.unanswered_of(node);
         acts.extend(again.into_iter().filter_map(|(sequence, slot)| self.order(slot, node, sequence, life)));
         self.pump(node, &mut acts);
         acts
@@ -260,7 +277,14 @@ impl<M: JournalMemory> Origin<M> {
         if outcome.origin_life != self.journal.life() {
             return acts;
         }
-        if let Some(slot) = self.asked.remove(&(node, outcome.sequence)) {
+        let which = (node, outcome.sequence);
+        let asked = self.asked.get(&which).copied().filter(|slot| !self.finishing.contains_key(slot));
+        if let Some(slot) = asked {
+            if let Some(finish) = self.finish(slot, which, &outcome) {
+                acts.push(finish);
+                return acts;
+            }
+            self.asked.remove(&which);
             let answer = match outcome.carried {
                 OrderResult::Done(value) => match self.calls.get(&slot).map(|call| call.deed) {
                     Some(Deed::Ask(_)) => CallAnswer::Value(value),
@@ -273,6 +297,40 @@ impl<M: JournalMemory> Origin<M> {
             self.end(slot, answer, &mut acts);
             self.pump(node, &mut acts);
         }
+        acts
+    }
+
+    /// Where the outcome is not yet the answer.
+    fn finish(&mut self, slot: SlotIndex, which: (Seat, Sequence), outcome: &Outcome) -> Option<CallEffect> {
+        let OrderResult::Done(value) = outcome.carried else { return None };
+        let notification = self.journal.notification(slot)?;
+        let effect = match self.calls.get(&slot)?.deed {
+            Deed::Ask(StateQuestion::PidfdOpen(process)) => {
+                // That of the node now: if it began another life since, this call had ended.
+                let life = self.journal.executor_life(which.0)?;
+                CallEffect::Hold { slot, notification, process, life }
+            }
+            _ if outcome.data == ResultBytes::NONE => return None,
+            _ => {
+                let (address, bytes) = calls::placed(notification.number, &notification.arguments, &outcome.data)?;
+                CallEffect::Write { slot, notification, address, bytes }
+            }
+        };
+        self.finishing.insert(slot, Finishing { which, value });
+        Some(effect)
+    }
+
+    /// The result is in the caller's memory, or it has the descriptor; or that cannot be.
+    pub fn finished(&mut self, slot: SlotIndex, id: u64, done: Result<(), SignalError>) -> Vec<CallEffect> {
+        let mut acts = Vec::new();
+        let is_it = self.journal.notification(slot).is_some_and(|notification| notification.id == id);
+        let Some(Finishing { which, value }) = self.finishing.get(&slot).copied().filter(|_| is_it) else {
+            return acts;
+        };
+        self.finishing.remove(&slot);
+        self.asked.remove(&which);
+        self.end(slot, done.map_or_else(CallAnswer::Failed, |()| CallAnswer::Value(value)), &mut acts);
+        self.pump(which.0, &mut acts);
         acts
     }
 
@@ -360,8 +418,8 @@ impl<M: JournalMemory> Origin<M> {
 
     /// Everything that was asked of a node, waits for it, or is read for it.
     fn end_all(&mut self, node: Seat, error: SignalError, acts: &mut Vec<CallEffect>) {
-        let asked: Vec<(Sequence, SlotIndex)> = self.asked_of(node).collect();
-        self.asked.retain(|(of, _), _| *of != node);
+        let asked = self.unanswered_of(node);
+        self.asked.retain(|(of, _), slot| *of != node || self.finishing.contains_key(slot));
         let waiting = self.waiting.remove(&node).unwrap_or_default();
         for slot in asked.into_iter().map(|(_, slot)| slot).chain(waiting) {
             self.end(slot, CallAnswer::Failed(error), acts);
@@ -393,6 +451,11 @@ impl<M: JournalMemory> Origin<M> {
     fn asked_of(&self, node: Seat) -> impl Iterator<Item = (Sequence, SlotIndex)> + '_ {
         let range = (node, Sequence(0))..=(node, Sequence(u64::MAX));
         self.asked.range(range).map(|((_, sequence), slot)| (*sequence, *slot))
+    }
+
+    /// But for those whose outcome is there.
+    fn unanswered_of(&self, node: Seat) -> Vec<(Sequence, SlotIndex)> {
+        self.asked_of(node).filter(|(_, slot)| !self.finishing.contains_key(slot)).collect()
     }
 
     fn settled_below(&self, node: Seat) -> Sequence {

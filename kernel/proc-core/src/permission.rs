@@ -1,4 +1,5 @@
-//! Who may signal whom, as `kill(2)` has it, and set whose priority, as `setpriority(2)` has it.
+//! Who may signal whom, as `kill(2)` has it, set whose priority, as `setpriority(2)` has it, and see or set whose
+//! limits, as `prlimit(2)` has it.
 //!
 //! A container has one user namespace, so uids are the container's own, and CAP_KILL counts for all of its processes.
 //! SameSession do not span nodes; the rule about them is here because the kernel is asked the same (`tests/kernel.rs`).
@@ -11,10 +12,14 @@ pub struct Signaller {
     /// Real, which receivers see in `si_uid`.
     pub uid: u32,
     pub euid: u32,
+    /// Real.
+    pub gid: u32,
     /// Whether CAP_KILL is effective.
     pub power: Power,
     /// Whether CAP_SYS_NICE is.
     pub priorities: Power,
+    /// Whether CAP_SYS_RESOURCE is.
+    pub resources: Power,
 }
 
 /// Over whose processes a capability of the container reaches.
@@ -32,6 +37,8 @@ pub struct Receiver {
     /// Saved.
     pub suid: u32,
     pub euid: u32,
+    /// Real, effective and saved.
+    pub gids: [u32; 3],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,6 +63,8 @@ pub enum SignalError {
     Unreachable,
     /// What the caller points at cannot be read.
     Fault,
+    /// It has as many descriptors as it may have, or its node as many placeholders.
+    NoDescriptor,
 }
 
 impl SignalError {
@@ -68,6 +77,7 @@ impl SignalError {
             SignalError::Full => libc::EAGAIN,
             SignalError::Unreachable => libc::EHOSTUNREACH,
             SignalError::Fault => libc::EFAULT,
+            SignalError::NoDescriptor => libc::EMFILE,
         }
     }
 
@@ -80,6 +90,7 @@ impl SignalError {
             SignalError::Full,
             SignalError::Unreachable,
             SignalError::Fault,
+            SignalError::NoDescriptor,
         ];
         all.into_iter().find(|error| error.errno() == errno)
     }
@@ -111,18 +122,30 @@ pub fn check_priority(sender: &Signaller, of: Receiver) -> Result<(), SignalErro
     if is_own || sender.priorities == Power::All { Ok(()) } else { Err(SignalError::NotPermitted) }
 }
 
+/// Whether the limits of a process that is there may be seen and set. That a hard one may not rise is the kernel's to
+/// say.
+///
+/// # Errors
+/// The asking one may not.
+pub fn check_limits(sender: &Signaller, of: Receiver) -> Result<(), SignalError> {
+    let is_own =
+        [of.uid, of.euid, of.suid].iter().all(|uid| *uid == sender.uid) && of.gids.iter().all(|gid| *gid == sender.gid);
+    if is_own || sender.resources == Power::All { Ok(()) } else { Err(SignalError::NotPermitted) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn sender(uid: u32, euid: u32, power: Power) -> Signaller {
-        Signaller { pid: 70_000, uid, euid, power, priorities: Power::Own }
+        Signaller { pid: 70_000, uid, euid, gid: 4, power, priorities: Power::Own, resources: Power::Own }
     }
 
     #[test]
     fn one_of_two_uids_has_to_be_one_of_two() {
         let asked = |uid, euid, receiver| {
-            check(15, &sender(uid, euid, Power::Own), Receiver { uid: receiver, suid: 9, euid: 8 }, SameSession::No)
+            let of = Receiver { uid: receiver, suid: 9, euid: 8, gids: [0; 3] };
+            check(15, &sender(uid, euid, Power::Own), of, SameSession::No)
         };
         assert_eq!((asked(5, 6, 5), asked(5, 6, 6), asked(9, 6, 1)), (Ok(()), Ok(()), Ok(())));
         assert_eq!(asked(5, 6, 7), Err(SignalError::NotPermitted));
@@ -131,7 +154,7 @@ mod tests {
 
     #[test]
     fn signal_that_is_none_is_said_before_who_may() {
-        let nobody = Receiver { uid: 1, suid: 1, euid: 5 };
+        let nobody = Receiver { uid: 1, suid: 1, euid: 5, gids: [0; 3] };
         for signal in [-1, 65, i32::MIN, i32::MAX] {
             assert_eq!(check(signal, &sender(5, 5, Power::Own), nobody, SameSession::No), Err(SignalError::Invalid));
         }
@@ -141,7 +164,7 @@ mod tests {
 
     #[test]
     fn session_lets_sigcont_pass_and_nothing_else() {
-        let (other, user) = (Receiver { uid: 1, suid: 1, euid: 5 }, sender(5, 5, Power::Own));
+        let (other, user) = (Receiver { uid: 1, suid: 1, euid: 5, gids: [0; 3] }, sender(5, 5, Power::Own));
         assert_eq!(check(libc::SIGCONT, &user, other, SameSession::Yes), Ok(()));
         assert_eq!(check(libc::SIGCONT, &user, other, SameSession::No), Err(SignalError::NotPermitted));
         assert_eq!(check(libc::SIGTERM, &user, other, SameSession::Yes), Err(SignalError::NotPermitted));
@@ -149,12 +172,30 @@ mod tests {
 
     #[test]
     fn priority_is_set_by_the_effective_uid_or_the_capability() {
-        let of = Receiver { uid: 1, suid: 2, euid: 3 };
+        let of = Receiver { uid: 1, suid: 2, euid: 3, gids: [0; 3] };
         let asked = |uid, euid, priorities| {
             check_priority(&Signaller { priorities, ..sender(uid, euid, Power::All) }, of).is_ok()
         };
         assert_eq!([1, 2, 3, 4].map(|euid| asked(9, euid, Power::Own)), [true, false, true, false]);
         assert_eq!((asked(1, 9, Power::Own), asked(9, 9, Power::All)), (false, true));
+    }
+
+    #[test]
+    fn limits_are_those_of_who_has_all_ids_or_the_capability() {
+        let own = Receiver { uid: 5, suid: 5, euid: 5, gids: [4; 3] };
+        let asked = |of, resources| check_limits(&Signaller { resources, ..sender(5, 6, Power::All) }, of).is_ok();
+        assert!(asked(own, Power::Own), "the effective uid of who asks does not count");
+        let others = [
+            Receiver { uid: 6, ..own },
+            Receiver { suid: 6, ..own },
+            Receiver { euid: 6, ..own },
+            Receiver { gids: [9, 4, 4], ..own },
+            Receiver { gids: [4, 9, 4], ..own },
+            Receiver { gids: [4, 4, 9], ..own },
+        ];
+        for other in others {
+            assert_eq!((asked(other, Power::Own), asked(other, Power::All)), (false, true), "{other:?}");
+        }
     }
 
     #[test]

@@ -69,6 +69,9 @@ fn kernel_takes_the_filter_and_traps_what_crosses_nodes() {
     rustix::process::test_kill_current_process_group().expect("its own group");
 }
 
+const NOBODY: Signaller =
+    Signaller { pid: 0, uid: 0, euid: 0, gid: 0, power: Power::Own, priorities: Power::Own, resources: Power::Own };
+
 const UIDS: [u32; 3] = [61_001, 61_002, 61_003];
 
 /// Threads of a process of its own, one for each pair of real and saved uid. The kernel looks at the uids of the thread
@@ -139,11 +142,10 @@ fn kernel_permits_the_same_signals() {
             for (sender_uid, sender_euid) in UIDS.iter().flat_map(|uid| UIDS.map(|euid| (*uid, euid))) {
                 for power in [Power::Own, Power::All] {
                     for signal in [None, Some(Signal::CONT), Some(Signal::URG)] {
-                        let sender =
-                            Signaller { pid: 0, uid: sender_uid, euid: sender_euid, power, priorities: Power::Own };
+                        let sender = Signaller { pid: 0, uid: sender_uid, euid: sender_euid, power, ..NOBODY };
                         let number = signal.map_or(0, Signal::as_raw);
-                        let expected =
-                            permission::check(number, &sender, Receiver { uid, suid, euid: 65_000 }, sessions);
+                        let receiver = Receiver { uid, suid, euid: 65_000, gids: [0; 3] };
+                        let expected = permission::check(number, &sender, receiver, sessions);
                         let said = ask(sender, signal, thread);
                         let same = said.map_err(|errno| SignalError::from_errno(errno.raw_os_error()));
                         assert_eq!(

@@ -6,9 +6,9 @@ mod world;
 use std::collections::{BTreeMap, BTreeSet};
 
 use proc_core::journal::CallAnswer;
-use proc_core::order::Whom;
+use proc_core::order::{ResultBytes, Whom};
 use proc_core::permission::SignalError;
-use world::{Call, World};
+use world::{Call, World, limits_of};
 
 const TURNS: usize = 20_000;
 
@@ -38,7 +38,12 @@ fn check_call(call: &Call, seed: u64) {
         let is_meant = *life == call.life_then || (!call.was_known && *life > call.life_then);
         assert!(is_meant, "another life's process heard it, {}", says());
     }
+    // What it hears of limits is what they were, each time that it is written, and all of it before the answer.
+    let were = call.heard.first().and_then(|(birth, life, _)| ResultBytes::of(&limits_of(*birth, *life).bytes()));
+    assert!(call.written.iter().all(|written| Some(*written) == were && call.sets_limits()), "{}", says());
     match call.answers.first() {
+        Some(CallAnswer::Value(0)) => assert!(!call.written.is_empty(), "{}", says()),
+        Some(CallAnswer::Done) if call.sets_limits() => panic!("nothing was written, {}", says()),
         Some(CallAnswer::Done) => assert_eq!(call.heard.len(), 1, "{}", says()),
         Some(CallAnswer::Failed(SignalError::NotPermitted | SignalError::Invalid | SignalError::Full)) => {
             assert_eq!(call.heard.len(), 0, "{}", says());
@@ -67,7 +72,9 @@ fn check_order(calls: &[Call], seed: u64) {
 /// Between nodes too, for what was answered with success.
 fn check_order_over_nodes(calls: &[Call], seed: u64) {
     let mut heard: BTreeMap<u64, Vec<(u64, i32)>> = BTreeMap::new();
-    for call in calls.iter().filter(|call| call.answers == [CallAnswer::Done]) {
+    for call in
+        calls.iter().filter(|call| [[CallAnswer::Done], [CallAnswer::Value(0)]].iter().any(|done| call.answers == done))
+    {
         heard.entry(call.birth).or_default().extend(call.heard.iter().map(|(.., when)| (*when, call.signal)));
     }
     for (from, mut order) in heard {
@@ -79,7 +86,7 @@ fn check_order_over_nodes(calls: &[Call], seed: u64) {
 
 #[test]
 fn each_call_is_answered_once_and_each_signal_heard_at_most_once_in_order() {
-    let (mut kills, mut answered, mut done, mut gone, mut unknown) = (0, 0, 0, 0, 0);
+    let (mut kills, mut answered, mut done, mut limits, mut gone, mut unknown) = (0, 0, 0, 0, 0, 0);
     let seeds = seeds(300, 10_000);
     let count = seeds.end - seeds.start;
     for seed in seeds {
@@ -94,12 +101,13 @@ fn each_call_is_answered_once_and_each_signal_heard_at_most_once_in_order() {
         let is = |answer: CallAnswer| world.calls.iter().filter(|call| call.answers == [answer]).count() as u64;
         answered += world.calls.iter().filter(|call| !call.answers.is_empty()).count() as u64;
         done += is(CallAnswer::Done);
+        limits += is(CallAnswer::Value(0));
         gone += is(CallAnswer::Failed(SignalError::NoProcess));
         unknown += is(CallAnswer::Failed(SignalError::Unreachable));
     }
     println!(
-        "{count} seeds: {kills} kills; {answered} answered: {done} success, {gone} no process, {unknown} unreachable"
+        "{count} seeds: {kills} kills; {answered} answered: {done} success, {limits} with limits, {gone} no process, {unknown} unreachable"
     );
     // The world is one in which something happens.
-    assert!(kills > 20 * count && done > 30 * count && unknown > count && unknown < answered / 4);
+    assert!(kills > 20 * count && done > 30 * count && limits > 2 * count && unknown > count && unknown < answered / 4);
 }

@@ -15,6 +15,7 @@ pub const NOTIFICATION_BYTES: usize = 80;
 
 const RECEIVE: libc::c_ulong = command(3, 0, 80);
 const SEND: libc::c_ulong = command(3, 1, 24);
+const GIVE: libc::c_ulong = command(1, 3, 24);
 const IS_VALID: libc::c_ulong = command(1, 2, 8);
 /// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`
 const CONTINUE: u32 = 1;
@@ -97,6 +98,30 @@ pub fn answer(listener: impl AsFd, id: u64, told: NotifyAnswer) -> io::Result<()
     };
     // SAFETY: (1) the descriptor is borrowed, hence open; (2) the command reads the 24 bytes of `response`.
     let result = unsafe { libc::ioctl(listener.as_fd().as_raw_fd(), SEND as libc::Ioctl, &raw const response) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Gives the caller a copy of a descriptor, closed on exec, and with it the answer: the number that it has there
+/// (Linux 5.14).
+///
+/// # Errors
+/// `ENOENT`: the call was answered before, or its caller is gone. `EMFILE`: it has as many as it may have.
+pub fn answer_with(listener: impl AsFd, id: u64, given: impl AsFd) -> io::Result<()> {
+    #[repr(C)]
+    struct Given {
+        id: u64,
+        flags: u32,
+        descriptor: u32,
+        number: u32,
+        its_flags: u32,
+    }
+    const _: () = assert!(size_of::<Given>() == 24);
+    /// `SECCOMP_ADDFD_FLAG_SEND`
+    const IS_THE_ANSWER: u32 = 2;
+    let descriptor = given.as_fd().as_raw_fd() as u32;
+    let given = Given { id, flags: IS_THE_ANSWER, descriptor, number: 0, its_flags: libc::O_CLOEXEC as u32 };
+    // SAFETY: (1) both descriptors are borrowed, hence open; (2) the command reads the 24 bytes of `given`.
+    let result = unsafe { libc::ioctl(listener.as_fd().as_raw_fd(), GIVE as libc::Ioctl, &raw const given) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

@@ -16,6 +16,12 @@ pub fn open(pid: i32) -> io::Result<OwnedFd> {
     })?)
 }
 
+/// A descriptor of the process `pid`, with flags as a program may say them. `ESRCH`, `EINVAL`: as the kernel says.
+pub fn open_with(pid: i32, flags: u32) -> io::Result<OwnedFd> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(rustix::process::pidfd_open(pid, PidfdFlags::from_bits_retain(flags))?)
+}
+
 /// A descriptor of the thread of this name: readable when that one has ended, whatever the others wait for in the
 /// kernel. Not for a process's first thread, of which the kernel tells only with the last one. `EINVAL` before Linux
 /// 6.9, `ESRCH` when there is no such thread.
@@ -48,6 +54,8 @@ pub struct Identified {
     pub suid: u32,
     /// Effective.
     pub euid: u32,
+    /// Real, effective, saved.
+    pub gids: [u32; 3],
 }
 
 /// `ESRCH`: it has ended. `ENOTTY`: a kernel before Linux 6.13.
@@ -79,8 +87,8 @@ pub fn identify(process: impl AsFd) -> io::Result<Identified> {
     if info.mask & PID_AND_IDS != PID_AND_IDS {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
-    let [uid, _, euid, _, suid, ..] = info.ids;
-    Ok(Identified { process: info.tgid, uid, suid, euid })
+    let [uid, gid, euid, egid, suid, sgid, ..] = info.ids;
+    Ok(Identified { process: info.tgid, uid, suid, euid, gids: [gid, egid, sgid] })
 }
 
 /// A signal that says of itself whatever the kernel lets a process say.
@@ -132,6 +140,12 @@ pub fn has_ended(process: impl AsFd) -> bool {
     !matches!(poll(&mut [PollFd::from_borrowed_fd(process, PollFlags::IN)], Some(&now)), Ok(0))
 }
 
+/// Whether the first thread of a process has ended. Others of it may be in the kernel still, where nothing ends them
+/// but what they wait for; until then its descriptors are open, and [`has_ended`] says no.
+pub fn is_ending(pid: i32) -> bool {
+    field_behind_name(pid, 0).is_some_and(|state| state == "Z")
+}
+
 /// Sends a signal to exactly the process behind the descriptor.
 pub fn signal(process: impl AsFd, signal: Signal) -> io::Result<()> {
     Ok(rustix::process::pidfd_send_signal(process, signal)?)
@@ -146,10 +160,15 @@ pub fn innermost_pid(pid: i32) -> Option<i32> {
 
 /// Clock ticks since boot at which the process started: with the number it names a process for good.
 pub fn start_ticks(pid: i32) -> Option<u64> {
+    field_behind_name(pid, 19)?.parse().ok()
+}
+
+/// Of `/proc/PID/stat`. The command name may hold anything, blanks and parentheses too; the fields begin after its last
+/// one.
+fn field_behind_name(pid: i32, index: usize) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command name may hold anything, blanks and parentheses too; the fields begin after its last one.
-    let fields = &stat[stat.rfind(')')? + 1..];
-    fields.split_whitespace().nth(19)?.parse().ok()
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(index).map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -180,11 +199,35 @@ mod tests {
     }
 
     #[test]
+    fn process_whose_first_thread_has_ended_is_ending_and_has_not_ended() {
+        const PROGRAM: &str = "
+import ctypes, platform, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+time.sleep(0.3)
+ctypes.CDLL(None).syscall(ctypes.c_long(60 if platform.machine() == 'x86_64' else 93), 0)
+";
+        let python = std::process::Command::new("python3").args(["-c", PROGRAM]).spawn();
+        let Ok(mut python) = python else { return eprintln!("SKIPPED: there is no python3") };
+        let pid = python.id() as i32;
+        let pidfd = open(pid).unwrap();
+        assert!(!is_ending(pid));
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while !is_ending(pid) && std::time::Instant::now() < until {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert!(is_ending(pid) && !has_ended(&pidfd));
+        python.kill().unwrap();
+        python.wait().unwrap();
+        assert!(!is_ending(pid) && has_ended(&pidfd));
+    }
+
+    #[test]
     fn process_and_its_threads_are_identified() {
         let own = std::process::id();
         let uid = rustix::process::getuid().as_raw();
         let euid = rustix::process::geteuid().as_raw();
-        let expected = Identified { process: own, uid, suid: uid, euid };
+        let gid = rustix::process::getgid().as_raw();
+        let expected = Identified { process: own, uid, suid: uid, euid, gids: [gid; 3] };
         assert_eq!(identify(open(own as i32).unwrap()).unwrap(), expected);
         // The test's own thread is not the first one of the process.
         let thread = rustix::thread::gettid().as_raw_nonzero().get();

@@ -95,6 +95,9 @@ pub struct DevCluster {
     /// Pairs of proxies between two nodes; the daemon's default when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<u8>,
+    /// Whether links are encrypted; the daemon's default when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_tls: Option<bool>,
     /// Its machines have no daemons but those that people start in them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_bare: bool,
@@ -215,6 +218,7 @@ mod tests {
             etcd_members: 0,
             is_bare: false,
             pairs: None,
+            link_tls: None,
             hub: None,
             nodes: vec![node("n1"), node("n2")],
         };

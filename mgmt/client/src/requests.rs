@@ -6,9 +6,10 @@ use std::io::Read;
 use hyper::http::Method;
 use mgmt_api::path::{self, fill};
 use mgmt_api::{
-    AccessFile, AccessInfo, AccessRequest, AuthorityState, ChannelInfo, ClusterLevel, Dc, DcNodeRequest, DcSpec,
-    Examination, ExecRequest, Health, MoveRequest, Myself, NewToken, Node, NodeChange, PortInfo, PortSpec, Process,
-    RunRequest, RunResponse, ServiceInfo, ServiceSpec, SignalRequest, TokenInfo, TokenRequest, UpgradeState, Version,
+    AccessFile, AccessInfo, AccessRequest, ApplyPlan, ApplyRequest, AuthorityState, ChannelInfo, ClusterLevel, Dc,
+    DcChange, DcNodeRequest, DcSpec, Examination, ExecRequest, Health, MoveRequest, Myself, NewToken, Node, NodeChange,
+    NodeUsage, PortInfo, PortSpec, Process, RunRequest, RunResponse, ServiceInfo, ServiceSpec, SignalRequest,
+    TokenInfo, TokenRequest, UpgradeState, Version,
 };
 
 use crate::connection::{ACT_SECONDS, ASK_SECONDS, Noted};
@@ -33,6 +34,17 @@ pub enum BeforeDelete {
 pub enum Data {
     Keep,
     Remove,
+}
+
+/// How an archive becomes files.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Unpacked<'a> {
+    /// Through which it goes; the container's first.
+    pub node: Option<&'a str>,
+    /// The one file or directory of the archive: it becomes the destination, or goes into the directory there.
+    pub top: Option<&'a str>,
+    /// All of it belongs to root.
+    pub mine: bool,
 }
 
 /// What has become of a node that is removed.
@@ -138,6 +150,12 @@ impl Client {
         self.json(Method::GET, path::MYSELF, NONE, ASK_SECONDS).await
     }
 
+    /// Lines of JSON ([`mgmt_api::EventInfo`]), as long as somebody listens. `dc`: of one container alone.
+    pub async fn events(&self, dc: Option<&str>) -> Result<LogStream, Error> {
+        let dc = dc.map(|dc| named("?dc={dc}", &[("dc", dc)])).unwrap_or_default();
+        self.follow(&format!("{}{dc}", path::EVENTS)).await
+    }
+
     /// Lines of the audit log; `None`: of the daemon's own node.
     pub async fn audit(&self, node: Option<&str>, query: LogQuery) -> Result<LogStream, Error> {
         let tail = query.tail.map(|lines| format!("&tail={lines}")).unwrap_or_default();
@@ -169,6 +187,16 @@ impl Client {
         let force = if before == BeforeDelete::Stop { "?force=true" } else { "" };
         let path = format!("{}{force}", named(path::DC_NODE, &[("dc", dc), ("node", node)]));
         self.json(Method::DELETE, &path, NONE, ACT_SECONDS).await
+    }
+
+    /// What would have to be done for containers to be as they are described.
+    pub async fn plan(&self, description: &ApplyRequest) -> Result<ApplyPlan, Error> {
+        self.json(Method::POST, path::PLAN, Some(description), ASK_SECONDS).await
+    }
+
+    /// Answers when its nodes have followed.
+    pub async fn change_dc(&self, dc: &str, change: &DcChange) -> Result<Dc, Error> {
+        self.json(Method::PATCH, &named(path::DC, &[("dc", dc)]), Some(change), ACT_SECONDS).await
     }
 
     pub async fn change_node(&self, node: &str, change: &NodeChange) -> Result<Node, Error> {
@@ -314,6 +342,12 @@ impl Client {
         Ok(Processes { processes, missing, notes })
     }
 
+    /// Of all nodes that answer; and which do not, with the reason.
+    pub async fn usage(&self, dc: &str) -> Result<(Vec<NodeUsage>, Vec<String>), Error> {
+        let Noted { answer, missing, .. } = self.json_with_notes(&named(path::DC_USAGE, &[("dc", dc)])).await?;
+        Ok((answer, missing))
+    }
+
     pub async fn process(&self, dc: &str, pid: u32) -> Result<Process, Error> {
         self.json(Method::GET, &of_process(path::PROCESS, dc, pid), NONE, ASK_SECONDS).await
     }
@@ -361,10 +395,21 @@ impl Client {
     }
 
     /// A tar stream goes in as input, `Exit` comes out.
-    pub async fn import(&self, dc: &str, destination: &str, node: Option<&str>) -> Result<Stream, Error> {
+    pub async fn import(&self, dc: &str, destination: &str, how: &Unpacked<'_>) -> Result<Stream, Error> {
+        let Unpacked { node, top, mine } = how;
         let node = node.map(|name| format!("&node={}", escape(name))).unwrap_or_default();
-        let path = format!("{}?path={}{node}", named(path::DC_IMPORT, &[("dc", dc)]), escape(destination));
+        let top = top.map(|name| format!("&top={}", escape(name))).unwrap_or_default();
+        let mine = if *mine { "&mine=true" } else { "" };
+        let path = format!("{}?path={}{node}{top}{mine}", named(path::DC_IMPORT, &[("dc", dc)]), escape(destination));
         self.upgrade(Method::POST, &path, NONE).await
+    }
+
+    /// A tar stream of one file or directory, which is called `top` in it, comes out as output.
+    pub async fn export(&self, dc: &str, source: &str, top: &str, node: Option<&str>) -> Result<Stream, Error> {
+        let node = node.map(|name| format!("&node={}", escape(name))).unwrap_or_default();
+        let route = named(path::DC_EXPORT, &[("dc", dc)]);
+        let path = format!("{route}?path={}&top={}{node}", escape(source), escape(top));
+        self.upgrade(Method::GET, &path, NONE).await
     }
 }
 

@@ -7,8 +7,8 @@ use client::contexts::{CONTEXT_VARIABLE, LOCAL};
 use client::{Contexts, Places, Wanted};
 
 use crate::commands::{
-    access, attach, audit, cluster, completion, context, daemon, dc, dev, doctor, ds, exec, import, internal, kill,
-    logs, metrics, names, node, port, ps, run, service, version,
+    access, apply, attach, audit, cluster, completion, context, cp, daemon, dc, dev, doctor, ds, events, exec, import,
+    info, inspect, internal, kill, logs, metrics, names, node, port, ps, run, service, stats, stop, version, wait,
 };
 use crate::output::Format;
 
@@ -134,7 +134,23 @@ pub enum Command {
     Ps(ps::Options),
     Logs(logs::Options),
     Kill(kill::Options),
+    Wait(wait::Options),
+    /// Start a container on all its nodes and wait until it runs.
+    Start {
+        /// Container.
+        #[arg(add = names::containers())]
+        dc: String,
+    },
+    Stop(stop::StopOptions),
+    Restart(stop::RestartOptions),
+    Rm(dc::DeleteOptions),
+    Inspect(inspect::Options),
+    Stats(stats::StatsOptions),
+    Top(stats::TopOptions),
     Import(import::Options),
+    Cp(cp::Options),
+    Plan(apply::PlanOptions),
+    Apply(apply::ApplyOptions),
     #[command(subcommand)]
     Dc(dc::Command),
     #[command(subcommand)]
@@ -151,11 +167,13 @@ pub enum Command {
     Access(access::Command),
     #[command(subcommand)]
     Context(context::Command),
+    Events(events::Options),
     Audit(audit::Options),
     #[command(subcommand)]
     Dev(dev::Command),
     Metrics(metrics::Options),
     Doctor(doctor::Options),
+    Info(info::Options),
     Version(version::Options),
     Completion(completion::Options),
     Daemon(daemon::Options),

@@ -33,7 +33,7 @@ pub fn complaint(error: &clap::Error, arguments: impl Iterator<Item = OsString>)
         }
         // The usage says no more than that there is one.
         (ErrorKind::InvalidSubcommand, _) => {
-            similar(error, &meant).or_else(|| known_elsewhere(error, &meant)).or_else(|| Some(help_of(&meant)))
+            known_elsewhere(error, &meant).or_else(|| similar(error, &meant)).or_else(|| Some(help_of(&meant)))
         }
         _ => tip,
     };
@@ -61,18 +61,30 @@ fn similar(error: &clap::Error, meant: &[String]) -> Option<String> {
 
 /// What people type elsewhere, and what it is called here.
 fn known_elsewhere(error: &clap::Error, meant: &[String]) -> Option<String> {
-    const KNOWN: [(&str, &str); 15] = [
-        ("start", "dvs dc start"),
-        ("stop", "dvs dc stop"),
+    const KNOWN: [(&str, &str); 27] = [
         ("create", "dvs dc create"),
-        ("rm", "dvs dc delete"),
+        ("pull", "dvs import: what images bring is a directory or archive here, started with dvs run --root"),
+        ("images", "dvs run DC -- ls /dc: roots are directories of the tree"),
+        ("build", "dvs import, of what built it"),
+        ("push", "dvs cp DC:PATH -"),
+        ("save", "dvs cp DC:PATH -"),
+        ("export", "dvs dc export for its description, dvs cp DC:PATH - for its files"),
+        ("rename", "dvs dc backup, and dvs dc restore under another name"),
+        ("update", "dvs dc set"),
+        ("network", "dvs port, dvs dc set --egress"),
+        ("volume", "dvs import, dvs cp: what is in /dc stays"),
+        ("compose", "dvs apply"),
+        ("pause", "dvs kill -s STOP DC PID"),
+        ("unpause", "dvs kill -s CONT DC PID"),
+        ("system", "dvs doctor"),
+        ("login", "dvs context add"),
+        ("swarm", "dvs cluster, dvs node"),
+        ("stack", "dvs apply"),
+        ("diff", "dvs plan"),
         ("delete", "dvs dc delete"),
-        ("inspect", "dvs dc inspect"),
         ("ls", "dvs dc ls, or dvs ps"),
         ("list", "dvs dc ls, or dvs ps"),
-        ("cp", "dvs import"),
         ("load", "dvs import"),
-        ("top", "dvs ps"),
         ("nodes", "dvs node ls"),
         ("up", "dvs dev up"),
         ("down", "dvs dev down"),
@@ -164,9 +176,9 @@ mod tests {
         assert_eq!(refused("dvs node ls --yaml").hint.unwrap(), "-o yaml");
         assert_eq!(refused("dvs xyz shop").hint.unwrap(), "dvs --help");
         assert_eq!(refused("dvs dc xyz shop").hint.unwrap(), "dvs dc --help");
-        assert_eq!(refused("dvs dc craete shop").hint.unwrap(), "dvs dc create");
+        assert_eq!(refused("dvs dc craete shop").hint.unwrap(), "dvs dc restore or dvs dc create");
         assert_eq!(refused("dvs node lss").hint.unwrap(), "dvs node ls");
-        assert_eq!(refused("dvs stop shop").hint.unwrap(), "dvs dc stop");
+        assert_eq!(refused("dvs compose up").hint.unwrap(), "dvs apply");
         assert_eq!(refused("dvs run --nod n1 shop x").hint.unwrap(), "a similar argument exists: '--node'");
         assert_eq!(
             with_help_last(["dvs", "help", "dc", "ls"].map(OsString::from).into_iter()),
@@ -183,10 +195,10 @@ mod tests {
 
     #[test]
     fn command_of_the_machinery_is_never_proposed() {
-        for typed in ["keepr", "proxyy", "shel", "gat", "intern"] {
+        for typed in ["keepr", "proxyy", "shel", "intern"] {
             assert_eq!(refused(&format!("dvs {typed}")).hint.unwrap(), "dvs --help", "{typed}");
         }
-        assert_eq!(refused("dvs serve").hint.unwrap(), "dvs service", "and not dvs server");
+        assert_eq!(refused("dvs serve").hint.unwrap(), "dvs events or dvs service", "and not dvs server");
     }
 
     #[test]

@@ -20,31 +20,50 @@ pub fn first_with_remains<'a>(view: &'a DcView, alive: &BTreeSet<String>) -> Opt
     view.record.spec.nodes.iter().find(|node| alive.contains(*node) && !gone(node))
 }
 
+/// What became of a record that somebody wanted to remove.
+#[derive(Debug)]
+pub enum Ending {
+    Gone,
+    /// Another one is at it, or was and died of it: this is how far it came.
+    Contended(Box<DcView>),
+}
+
 /// Gives back what the container was promised, removes everything that was kept under its number, and then, at once,
 /// the record and the number. Who dies in between leaves the record, so that another one goes on, and nobody gets its
 /// name or number before. Changes nothing when the record changed.
-pub fn forget(engine: &dyn Engine, view: &DcView) -> Result<(), EngineError> {
+pub fn forget(engine: &dyn Engine, view: &DcView) -> Result<Ending, EngineError> {
+    if remove(engine, view)?.is_some() {
+        return Ok(Ending::Gone);
+    }
+    let left = records::dc_view(engine, &view.record.spec.name)?.filter(|left| left.record.id == view.record.id);
+    Ok(left.map_or(Ending::Gone, |left| Ending::Contended(Box::new(left))))
+}
+
+/// `None`: the record changed, or is gone.
+fn remove(engine: &dyn Engine, view: &DcView) -> Result<Option<Revision>, EngineError> {
     let name = &view.record.spec.name;
     let key = records::dc_key(name);
-    let Some(at) = give_back(engine, view)? else { return Ok(()) };
+    let Some(at) = give_back(engine, view)? else { return Ok(None) };
     let unchanged = Compare::Modified { key: key.clone(), at };
     let id = view.record.id;
     if numbered::revoke(engine, id, name, &unchanged)?.is_none() {
-        return Ok(());
+        return Ok(None);
     }
     let (endpoints, names) = (format!("{}{id}/", records::ENDPOINTS), format!("{}{id}/", records::NAMES));
     for prefix in [endpoints, names, format!("/epochs/{id}/"), desks::prefix(id), services::record::prefix(id)] {
         let keys: Vec<Op> = engine.list(&prefix)?.entries.into_iter().map(|entry| Op::delete(entry.key)).collect();
         for some in keys.chunks(OPS_PER_TRANSACTION_MAX) {
-            let Outcome::Done(_) = engine.transact(std::slice::from_ref(&unchanged), some)? else { return Ok(()) };
+            let Outcome::Done(_) = engine.transact(std::slice::from_ref(&unchanged), some)? else { return Ok(None) };
         }
     }
     let (mut compares, mut ops) = allocate::releasing(engine, "dc", name)?;
     compares.push(unchanged);
     ops.push(Op::delete(key));
     ops.extend(view.record.spec.nodes.iter().map(|node| Op::delete(records::share_key(name, node))));
-    // A conflict: another one did it.
-    engine.transact(&compares, &ops).map(drop)
+    match engine.transact(&compares, &ops)? {
+        Outcome::Done(at) => Ok(Some(at)),
+        Outcome::Conflict(_) => Ok(None),
+    }
 }
 
 /// Since when the record says that the container is promised nothing. `None`: it changed otherwise.
@@ -79,7 +98,10 @@ pub fn finish_deletions(engine: &dyn Engine, told: &dyn Lookup) -> Result<(), En
     }
     let entries = engine.list(NODES)?.entries;
     let alive = entries.iter().map(|entry| entry.key.trim_start_matches(NODES).to_owned()).collect();
-    views.iter().filter(|view| first_with_remains(view, &alive).is_none()).try_for_each(|view| forget(engine, view))
+    views
+        .iter()
+        .filter(|view| first_with_remains(view, &alive).is_none())
+        .try_for_each(|view| forget(engine, view).map(drop))
 }
 
 #[cfg(test)]
@@ -139,6 +161,22 @@ mod tests {
     const KEPT: [&str; 6] = ["/dcs/", "/eps/", "/names/", "/programs/", "/ids/dc/of/", "/ids/dc/used/"];
 
     #[test]
+    fn node_that_was_away_reports_nothing_to_another_container_of_the_same_name() {
+        let (_dir, engine) = engine();
+        deleted_dc(&engine);
+        let said = |id: u32| {
+            let same = records::is_still(&engine, "shop", id).unwrap()?;
+            Some(engine.transact(&[same], &[Op::put(records::share_key("shop", "n1"), "{}")]).unwrap())
+        };
+        assert!(matches!(said(1), Some(Outcome::Done(_))));
+        assert!(said(2).is_none(), "another one");
+        let same = records::is_still(&engine, "shop", 1).unwrap().unwrap();
+        engine.transact(&[], &[Op::put("/dcs/shop", engine.read("/dcs/shop").unwrap().unwrap().value)]).unwrap();
+        let late = engine.transact(&[same], &[Op::put(records::share_key("shop", "n1"), "{}")]).unwrap();
+        assert!(matches!(late, Outcome::Conflict(_)), "it may have become another one meanwhile");
+    }
+
+    #[test]
     fn deletion_that_was_interrupted_anywhere_leaves_the_name_taken_and_is_finished_by_the_next() {
         for how in [Course::IsLost, Course::IsNotAnswered] {
             for which in 0.. {
@@ -166,6 +204,21 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn record_is_gone_only_when_it_is_also_after_somebody_who_began_and_died() {
+        let (_dir, engine) = engine();
+        deleted_dc(&engine);
+        report_gone(&engine, "n1", 3);
+        let view = records::dc_view(&engine, "shop").unwrap().unwrap();
+        // What is promised was given back, and no more.
+        give_back(&engine, &view).unwrap().unwrap();
+        let Ending::Contended(now) = forget(&engine, &view).unwrap() else { panic!("it is still there") };
+        assert!(engine.read("/dcs/shop").unwrap().is_some());
+        assert!(matches!(forget(&engine, &now).unwrap(), Ending::Gone));
+        assert!(engine.read("/dcs/shop").unwrap().is_none());
+        assert!(matches!(forget(&engine, &now).unwrap(), Ending::Gone), "by somebody else");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::observed::{Observed, understood};
 use crate::quorum;
 use crate::reconcile::Reconciler;
 use crate::records::{self, DcKey, MEMBERS, NodeRecord, parse_dc_key};
-use crate::services::ServiceBells;
+use crate::services::{self, ServiceBells};
 
 pub struct News {
     context: Arc<Context>,
@@ -36,6 +36,11 @@ impl News {
         self.context.answers.mirror.take(&change);
         self.context.desks.news(&change);
         self.context.people.take(&change);
+        // Its programs know its services by name.
+        let named = match &change {
+            Change::One(event) => services::record::dc_of(&event.key),
+            Change::All(_) | Change::Unknown(_) => None,
+        };
         match change {
             Change::All(entries) => self.take_all(entries),
             Change::One(event) => self.take_one(event),
@@ -43,6 +48,9 @@ impl News {
             Change::Unknown(error) => {
                 tracing::warn!(%error, "the cluster engine does not answer; nothing changes until it does")
             }
+        }
+        if let Some(dc) = named {
+            self.reconciler.look_again_at(dc);
         }
         if concerns_services {
             self.context.service_bells.ring();

@@ -106,6 +106,12 @@ pub fn now_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
+/// Milliseconds since 1970, as what is told of an event has them.
+pub fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct NodeHealth {
     pub problems: Vec<String>,
@@ -401,6 +407,13 @@ pub fn dc_views_in(listing: &Listing) -> Result<BTreeMap<String, DcView>, Engine
     Ok(views)
 }
 
+/// That the container of this name is still the one with this number. None: it is not, by now.
+pub fn is_still(known: &dyn Lookup, dc: &str, id: u32) -> Result<Option<Compare>, EngineError> {
+    let key = dc_key(dc);
+    let found: Option<(DcRecord, Revision)> = read(known, &key)?;
+    Ok(found.filter(|(record, _)| record.id == id).map(|(_, at)| Compare::Modified { key, at }))
+}
+
 pub fn dc_view(engine: &dyn Lookup, dc: &str) -> Result<Option<DcView>, EngineError> {
     // The prefix also matches longer names; few.
     let mut found: Option<DcView> = None;
@@ -421,7 +434,7 @@ pub fn dc_view(engine: &dyn Lookup, dc: &str) -> Result<Option<DcView>, EngineEr
 /// Of records without placements.
 const FIRST_FORMAT: u64 = 1;
 /// The newest of these records that this daemon reads and writes. [`FIRST_FORMAT`], or nothing under the key: without
-/// placements.
+/// placements. 2: without call gates, ports, way out and environment (release 0.1).
 pub const FORMAT: u64 = versions::RECORDS.speaks.newest as u64;
 pub const FORMAT_KEY: &str = "/format";
 
@@ -481,7 +494,8 @@ mod tests {
             "it stands where it stood"
         );
         level::check(&engine, &level::Newcomer::own("n1")).expect("earlier records are understood");
-        assert_eq!(level::raise(&engine, versions::RECORDS.speaks).expect("raised"), FORMAT);
+        let readable = u64::from(of_the_first_release().newest);
+        assert_eq!(level::raise(&engine, versions::RECORDS.speaks).expect("raised"), readable);
         ledger::adopt(&engine).expect("read");
         assert_eq!(ledger::accounts(&engine).expect("read")["n2"].promised.containers, 2);
     }

@@ -1,7 +1,7 @@
 //! Starts one of our own processes, `/proc/self/exe`, or a program in its place, with a spawn record (`sys::spawn` is
 //! the other side).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -19,6 +19,8 @@ use crate::state::{self, Child, ChildRecord, StateError};
 
 /// A log is moved aside when it is larger; one older generation is kept.
 pub const LOG_BYTES_MAX: u64 = 4 << 20;
+/// Each finds those that were made since the one before.
+const LOOKS_AT_THREADS_MAX: usize = 100;
 
 /// What to start and what it is told.
 pub struct Role {
@@ -139,6 +141,36 @@ pub fn start(role: Role, run_dir: &Path, log_dir: &Path) -> Result<Started, Star
     .map_err(|cause| StartError::Launch { role: role.name.clone(), cause })?;
     tracing::info!(role = role.name, pid = launched.pid, epoch = role.epoch, "started");
     Ok(Started { child: Child::new(record, launched.pidfd, path), ready })
+}
+
+/// CPUs of this daemon, which those it starts have, too, unless they are kept to others.
+pub fn own_cpus() -> CpuSet {
+    rustix::thread::sched_getaffinity(None).unwrap_or_default()
+}
+
+/// All threads of a process that runs, and those that it makes from now on, have these CPUs.
+pub fn keep_to(pid: u32, cpus: &CpuSet) -> io::Result<()> {
+    let mut kept = BTreeSet::new();
+    // A thread that was made by another one before that was kept is seen by the next look.
+    for _ in 0..LOOKS_AT_THREADS_MAX {
+        let mut is_complete = true;
+        for entry in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+            let thread = entry?.file_name().to_str().and_then(|name| name.parse().ok());
+            let Some(thread) = thread.and_then(rustix::process::Pid::from_raw) else { continue };
+            if !kept.insert(thread.as_raw_nonzero()) {
+                continue;
+            }
+            is_complete = false;
+            match rustix::thread::sched_setaffinity(Some(thread), cpus) {
+                Err(error) if error != rustix::io::Errno::SRCH => return Err(error.into()),
+                _ => (),
+            }
+        }
+        if is_complete {
+            return Ok(());
+        }
+    }
+    Err(io::Error::other("it makes threads faster than they are found"))
 }
 
 fn spawn_record(role: &Role, ready: &OwnedFd) -> Value {

@@ -45,6 +45,7 @@ pub fn check(spec: &DcSpec, known_nodes: &KnownNodes) -> Result<(), ErrorBody> {
         return Err(bad(format!("the network {} has no {} addresses", spec.subnet, spec.nodes.len()))
             .hint("a larger network such as 10.1.0.0/24"));
     }
+    service_core::wish::check_env(&spec.env)?;
     check_limits(spec)?;
     check_cpus(spec, known_nodes)?;
     check_servers(spec)?;

@@ -84,6 +84,11 @@ impl Keeper {
         }
     }
 
+    /// Of the program with which calls of this number come.
+    pub fn listener(&self, number: u32) -> Option<BorrowedFd<'_>> {
+        self.call_gate.as_ref()?.listeners.get(&number).map(AsFd::as_fd)
+    }
+
     pub fn forget_listener(&mut self, number: u32) {
         if let Some(gate) = &mut self.call_gate {
             gate.listeners.remove(&number);

@@ -36,7 +36,7 @@ const ORDER_LIMIT: Duration = Duration::from_secs(60);
 const FORKS_PER_SECOND: u32 = 200_000;
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// Also how late init notices that somebody inside wrote to `ns_last_pid`.
-const PAUSE_MAX: Duration = Duration::from_millis(200);
+const PAUSE_MAX: Duration = Duration::from_millis(300);
 
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {

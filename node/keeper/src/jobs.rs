@@ -198,6 +198,7 @@ fn far_end(order: &StartOrder) -> RunRequest {
         terminal: None,
         interactive: false,
         detach: true,
+        unlogged: false,
     }
 }
 

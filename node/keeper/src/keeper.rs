@@ -26,6 +26,7 @@ use crate::log::Total;
 use crate::looks::LookDoor;
 use crate::memory::MemoryDoor;
 use crate::packet::{self, PacketError};
+use crate::placeholders::Placeholders;
 use crate::poll::{Interest, Poll, Ready, Source, Watched};
 use crate::program::{HungUp, Life, Program};
 use crate::protocol::{Answer, CONNECTIONS_MAX, FuseOptions, KeeperOptions, Request};
@@ -148,6 +149,7 @@ pub struct Keeper {
     pub programs: BTreeMap<u32, Program>,
     pub runs: Runs,
     pub memory: MemoryDoor,
+    pub placeholders: Placeholders,
     pub looks: LookDoor,
     helpers: BTreeMap<u32, Helper>,
     /// Who waits for a helper to end, to get one of its own; at most as many as there are connections.
@@ -237,6 +239,7 @@ impl Keeper {
             programs: BTreeMap::new(),
             runs: Runs::default(),
             memory: MemoryDoor::default(),
+            placeholders: Placeholders::default(),
             looks: LookDoor::default(),
             helpers: BTreeMap::new(),
             list_askers: VecDeque::new(),
@@ -311,6 +314,7 @@ impl Keeper {
             Source::Reader(id) => self.bury_reader(id),
             Source::Looks => self.hear_looks(),
             Source::Looker(id) => self.bury_looker(id),
+            Source::Placeholder(process) => self.bury_placeholder(process),
             Source::Output(id, _) | Source::Input(id) => self.with_program(id, Program::pump),
             Source::Client(id, number) => {
                 let hung_up = if event.hung_up { HungUp::Yes } else { HungUp::No };
@@ -516,7 +520,7 @@ impl Keeper {
     fn executed(&mut self, id: u32, pid: u32) {
         self.forget_namesake(pid);
         let Some(program) = self.programs.get_mut(&id) else { return };
-        if program.is_recorded() {
+        if program.is_recorded() && !program.request.unlogged {
             let log = crate::log::Log::create(&self.options.log_dir, pid, &self.log_bytes);
             program.log = log.inspect_err(|cause| tracing::warn!(%cause, pid, "a program has no log")).ok();
         }
@@ -878,7 +882,6 @@ fn settle(
         uid_base: options.uid_base,
         hostname: &options.hostname,
         hosts: &options.hosts,
-        resolv_conf: options.resolv_conf.as_deref(),
         ipc_dir: options.ipc_dir.as_deref(),
         on,
         volatile_bytes: options.volatile_bytes,

@@ -35,6 +35,7 @@ mod looks;
 mod memory;
 mod orders;
 mod packet;
+mod placeholders;
 mod poll;
 mod program;
 mod protocol;

@@ -9,15 +9,15 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use proc_core::errand::{FOR_INIT_BYTES_MAX, ForInit, FromInit};
-use proc_core::executor::{Executor, ProcessTable, Signal};
-use proc_core::order::{StateQuestion, Whose};
+use proc_core::executor::{CallResult, Executor, ProcessTable, Signal};
+use proc_core::order::{Rlimit, StateQuestion, Whose};
 use proc_core::permission::{Receiver, SignalError};
 use proc_core::range::Seat;
 use rustix::event::PollFlags;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::process::Pid;
 use sys::by_number::IoPriorityOf;
-use sys::pidfd::Queued;
+use sys::pidfd::{Identified, Queued};
 
 use crate::list;
 
@@ -132,7 +132,7 @@ impl ProcessTable for Here<'_> {
 
     fn receiver(&mut self, held: &Held) -> Option<Receiver> {
         match sys::pidfd::identify(&held.pidfd) {
-            Ok(identified) => Some(Receiver { uid: identified.uid, suid: identified.suid, euid: identified.euid }),
+            Ok(Identified { uid, suid, euid, gids, .. }) => Some(Receiver { uid, suid, euid, gids }),
             Err(cause) if cause.raw_os_error() == Some(libc::ESRCH) => None,
             // Linux 6.13 tells by descriptor.
             Err(_) => self.receiver_by_status(held),
@@ -161,11 +161,11 @@ impl ProcessTable for Here<'_> {
         sys::pidfd::queue(&held.pidfd, &queued).map_err(said)
     }
 
-    fn ask(&mut self, question: &StateQuestion) -> Result<u32, SignalError> {
+    fn ask(&mut self, question: &StateQuestion) -> Result<CallResult, SignalError> {
         (self.between)();
         // The kernel says it as 1 to 40, of which the library makes 19 to -20.
         let priority = |niceness: i32| (20 - niceness) as u32;
-        match *question {
+        let number = match *question {
             StateQuestion::Getpgid(of) => sys::by_number::group_of(raw(of)?).map_err(said),
             StateQuestion::Getsid(of) => sys::by_number::session_of(raw(of)?).map_err(said),
             StateQuestion::SchedGetscheduler(of) => sys::by_number::scheduler_of(raw(of)?).map_err(said),
@@ -181,8 +181,30 @@ impl ProcessTable for Here<'_> {
             StateQuestion::IoprioGet(Whose::Group(of)) => {
                 sys::by_number::io_priority_of(IoPriorityOf::Group(raw(of)?)).map_err(said)
             }
-            StateQuestion::Setpriority { .. } => Err(SignalError::Invalid),
-        }
+            StateQuestion::PidfdOpen(of) => sys::pidfd::open(raw(of)?).map(|_| 0).map_err(said),
+            StateQuestion::SchedGetparam(of) => {
+                return sys::by_number::parameters_of(raw(of)?).map_err(said).and_then(|said| CallResult::bytes(&said));
+            }
+            StateQuestion::SchedRrGetInterval(of) => {
+                return sys::by_number::interval_of(raw(of)?).map_err(said).and_then(|said| CallResult::bytes(&said));
+            }
+            StateQuestion::SchedGetattr(of) => {
+                return sys::by_number::attributes_of(raw(of)?).map_err(said).and_then(|said| CallResult::bytes(&said));
+            }
+            StateQuestion::SchedGetaffinity { of, room } => {
+                let cpus = sys::by_number::affinity_of(raw(of)?, room as usize).map_err(said)?;
+                return Ok(CallResult { value: cpus.len() as u32, ..CallResult::bytes(&cpus)? });
+            }
+            StateQuestion::Setpriority { .. } | StateQuestion::Prlimit { .. } => Err(SignalError::Invalid),
+        };
+        number.map(CallResult::number)
+    }
+
+    /// By number, as priorities are set.
+    fn limits(&mut self, process: &Held, resource: u32, new: Option<Rlimit>) -> Result<Rlimit, SignalError> {
+        let new = new.map(|Rlimit { soft, hard }| [soft, hard]);
+        let [soft, hard] = sys::by_number::limit_of(raw(process.number)?, resource, new).map_err(said)?;
+        Ok(Rlimit { soft, hard })
     }
 
     fn threads(&mut self, process: u32) -> Vec<u32> {
@@ -231,10 +253,14 @@ impl Here<'_> {
 }
 
 fn receiver_of_status(status: &str) -> Option<Receiver> {
-    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    let mut uids = uids.split_ascii_whitespace().map(str::parse);
-    let (uid, euid, suid) = (uids.next()?.ok()?, uids.next()?.ok()?, uids.next()?.ok()?);
-    Some(Receiver { uid, suid, euid })
+    // Real, effective, saved.
+    let three = |name: &str| -> Option<[u32; 3]> {
+        let ids = status.lines().find_map(|line| line.strip_prefix(name))?;
+        let mut ids = ids.split_ascii_whitespace().map(str::parse);
+        Some([ids.next()?.ok()?, ids.next()?.ok()?, ids.next()?.ok()?])
+    };
+    let ([uid, euid, suid], gids) = (three("Uid:")?, three("Gid:")?);
+    Some(Receiver { uid, suid, euid, gids })
 }
 
 /// Of the order that init begins with: which node of the container this is.
@@ -248,9 +274,10 @@ mod tests {
 
     #[test]
     fn uids_are_read_from_status() {
-        let status = "Name:\tsh\nState:\tS (sleeping)\nUid:\t33\t7\t0\t0\nGid:\t1\t1\t1\t1\n";
-        assert_eq!(receiver_of_status(status), Some(Receiver { uid: 33, suid: 0, euid: 7 }));
+        let status = "Name:\tsh\nState:\tS (sleeping)\nUid:\t33\t7\t0\t0\nGid:\t1\t2\t3\t4\n";
+        assert_eq!(receiver_of_status(status), Some(Receiver { uid: 33, suid: 0, euid: 7, gids: [1, 2, 3] }));
         assert_eq!(receiver_of_status("Name:\tsh\nUid:\t33\n"), None);
+        assert_eq!(receiver_of_status("Name:\tsh\nUid:\t33\t7\t0\t0\n"), None);
         assert_eq!(receiver_of_status(""), None);
     }
 

@@ -45,6 +45,8 @@ pub enum Source {
     Looks,
     /// A looker ended.
     Looker(u32),
+    /// A placeholder ended, by the number of the process that it stood for.
+    Placeholder(u32),
 }
 
 /// What is waited for.
@@ -186,6 +188,7 @@ fn encode(source: Source) -> u64 {
         Source::Reader(id) => (14, id, 0),
         Source::Looks => (15, 0, 0),
         Source::Looker(id) => (16, id, 0),
+        Source::Placeholder(process) => (17, process, 0),
     };
     kind << 56 | u64::from(owner) << 24 | u64::from(part)
 }
@@ -210,6 +213,7 @@ fn decode(token: u64) -> Option<Source> {
         14 => Source::Reader(owner),
         15 => Source::Looks,
         16 => Source::Looker(owner),
+        17 => Source::Placeholder(owner),
         _ => return None,
     })
 }
@@ -238,6 +242,7 @@ mod tests {
             Source::Reader(u32::MAX),
             Source::Looks,
             Source::Looker(u32::MAX),
+            Source::Placeholder(u32::MAX),
         ] {
             assert_eq!(decode(encode(source)), Some(source));
         }

@@ -220,6 +220,7 @@ impl Program {
                 terminal,
                 interactive: false,
                 detach: true,
+                unlogged: false,
             },
             command: process.command,
         }

@@ -76,9 +76,6 @@ pub struct KeeperOptions {
     /// Lines of `/etc/hosts` beside localhost: (name, address).
     #[serde(default)]
     pub hosts: Vec<(String, String)>,
-    /// Content of `/etc/resolv.conf`; absent: no name server.
-    #[serde(default)]
-    pub resolv_conf: Option<String>,
     /// Directory of the container's M3-IPC socket, seen at `/run/dvs` inside.
     #[serde(default)]
     pub ipc_dir: Option<PathBuf>,

@@ -60,7 +60,8 @@ impl Gate {
         };
         let links = Straight(Arc::clone(&far));
         let (calls, receiver, news) =
-            CallStates::new(setting, &memory, listeners.clone(), fds.memory, |_, _| Ok(links)).expect("descriptors");
+            CallStates::new(setting, &memory, listeners.clone(), fds.memory, None, |_, _| Ok(links))
+                .expect("descriptors");
         let wake: Wake = calls.wake().clone();
         wake.greeted(seat(other), life);
         let (tell, arrivals) = (news.clone(), wake.clone());

@@ -76,6 +76,8 @@ pub enum CgroupError {
         #[source]
         cause: io::Error,
     },
+    #[error("programs hold more memory than {} MiB", .limit >> 20)]
+    MemoryInUse { limit: u64 },
     #[error("{count} processes in control group '{name}' do not end")]
     Unkillable { name: String, count: usize },
 }
@@ -283,6 +285,11 @@ impl Cgroup {
         self.members_of(Level::Programs)
     }
 
+    /// Its servers and gates.
+    pub fn servers(&self) -> Result<Vec<u32>, CgroupError> {
+        self.members_of(Level::Servers)
+    }
+
     fn members_of(&self, level: Level) -> Result<Vec<u32>, CgroupError> {
         let Some(dir) = self.dirs(level).into_iter().next() else { return Ok(Vec::new()) };
         let path = dir.join("cgroup.procs");
@@ -480,8 +487,28 @@ impl Cgroup {
             Hierarchy::V1(_) => "memory.limit_in_bytes",
             Hierarchy::V2(_) => "memory.max",
         };
-        self.set(level, Controller::Memory, file, &to.memory_bytes.to_string(), memory_asked, "memory")?;
+        self.demand_less_memory(level, to.memory_bytes)?;
+        match self.set(level, Controller::Memory, file, &to.memory_bytes.to_string(), memory_asked, "memory") {
+            // As version 1 says it.
+            Err(CgroupError::File { cause, .. }) if cause.kind() == io::ErrorKind::ResourceBusy => {
+                return Err(CgroupError::MemoryInUse { limit: to.memory_bytes });
+            }
+            done => done?,
+        }
         self.set(level, Controller::Pids, "pids.max", &to.pids.to_string(), pids_asked, "processes")
+    }
+
+    /// Version 2 would kill programs for a limit below what they hold.
+    fn demand_less_memory(&self, level: Level, limit: u64) -> Result<(), CgroupError> {
+        let (Hierarchy::V2(_), Some(dir)) = (&self.hierarchy, self.dir(Controller::Memory, level)) else {
+            return Ok(());
+        };
+        let texts = ["memory.current", "memory.stat"].map(|file| std::fs::read_to_string(dir.join(file)));
+        let [Ok(current), Ok(stat)] = texts else { return Ok(()) };
+        match held_bytes(&current, &stat) {
+            Some(held) if held > limit => Err(CgroupError::MemoryInUse { limit }),
+            _ => Ok(()),
+        }
     }
 
     /// Writes one limit; a missing controller matters only when the limit was asked for.
@@ -537,6 +564,16 @@ impl Level {
             Level::Servers => all.join(name).join(SERVERS),
         }
     }
+}
+
+/// What the kernel cannot take back by writing files to disks.
+fn held_bytes(current: &str, stat: &str) -> Option<u64> {
+    let current: u64 = current.trim().parse().ok()?;
+    let files = stat.lines().filter_map(|line| {
+        let (name, bytes) = line.split_once(' ')?;
+        ["active_file", "inactive_file", "slab_reclaimable"].contains(&name).then(|| bytes.parse::<u64>().ok())?
+    });
+    Some(current.saturating_sub(files.sum()))
 }
 
 /// Of version 2: a controller works in a group when every ancestor passes it on. One that the host lacks is reported
@@ -635,4 +672,17 @@ fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
 
 fn file_error(what: &'static str, path: &Path, cause: io::Error) -> CgroupError {
     CgroupError::File { what, path: path.to_owned(), cause }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_is_what_files_and_caches_leave() {
+        let stat = "anon 700\nactive_file 100\ninactive_file 50\nslab_reclaimable 25\nslab 4000\nfile 9";
+        assert_eq!(held_bytes("1000\n", stat), Some(825));
+        assert_eq!(held_bytes("100\n", stat), Some(0));
+        assert_eq!((held_bytes("", stat), held_bytes("7", "")), (None, Some(7)));
+    }
 }

@@ -54,6 +54,16 @@ pub fn ensure_routes(container: impl AsFd, address: Ipv4Addr) -> Result<(), Egre
     Ok(())
 }
 
+/// Nothing is routed there any more; may be repeated.
+pub fn remove_routes(container: impl AsFd) -> Result<(), EgressError> {
+    let fail = |step| move |cause| EgressError::Routes { step, cause };
+    let mut inside = Links::within(container).map_err(fail("reach the routes"))?;
+    for protocol in [libc::IPPROTO_TCP, libc::IPPROTO_UDP] {
+        inside.remove_rule(protocol as u8, TABLE, PRIORITY).map_err(fail("remove a rule"))?;
+    }
+    Ok(())
+}
+
 /// Two sockets in the container's network namespace.
 pub fn listen(container: impl AsFd) -> Result<Ears, EgressError> {
     let made = netns::within(container, || -> io::Result<Ears> {

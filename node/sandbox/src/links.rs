@@ -85,6 +85,8 @@ const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_NEWNEIGH: u16 = 28;
+const RTM_NEWRULE: u16 = 32;
+const RTM_DELRULE: u16 = 33;
 const RTM_DELNEIGH: u16 = 29;
 const RTM_GETNEIGH: u16 = 30;
 const IFLA_ADDRESS: u16 = 1;
@@ -306,18 +308,14 @@ impl Links {
 
     /// Packets of a protocol are routed by `table`, too, after everything of a lower `priority`.
     pub fn ensure_rule(&mut self, protocol: u8, table: u32, priority: u32) -> Result<(), InterfaceError> {
-        const RTM_NEWRULE: u16 = 32;
-        const FRA_PRIORITY: u16 = 6;
-        const FRA_TABLE: u16 = 15;
-        const FRA_IP_PROTO: u16 = 22;
-        const TO_TABLE: u8 = 1;
-        let head = [libc::AF_INET as u8, 0, 0, 0, 0, 0, 0, TO_TABLE, 0, 0, 0, 0];
-        let mut request = Request::new(RTM_NEWRULE, Mode::Create, &head, format!("route by table {table}"));
-        request.u32(FRA_PRIORITY, priority).u32(FRA_TABLE, table).u8(FRA_IP_PROTO, protocol);
-        match self.socket.perform(request) {
-            Err(error) if error.errno() == Some(libc::EEXIST) => Ok(()),
-            done => Ok(done?),
-        }
+        let request = rule_request(RTM_NEWRULE, Mode::Create, protocol, table, priority);
+        tolerate(self.socket.perform(request), &[libc::EEXIST])
+    }
+
+    /// A rule that is not there is no error.
+    pub fn remove_rule(&mut self, protocol: u8, table: u32, priority: u32) -> Result<(), InterfaceError> {
+        let request = rule_request(RTM_DELRULE, Mode::Change, protocol, table, priority);
+        tolerate(self.socket.perform(request), &[libc::ENOENT])
     }
 
     /// The interface that has `address`.
@@ -404,6 +402,17 @@ fn expect_kind(interface: Interface, wanted: &'static str) -> Result<Interface, 
 
 fn change(interface: &Interface, what: String) -> Request {
     Request::new(RTM_NEWLINK, Mode::Change, &link_head(interface.index, 0, 0), what)
+}
+
+fn rule_request(kind: u16, mode: Mode, protocol: u8, table: u32, priority: u32) -> Request {
+    const FRA_PRIORITY: u16 = 6;
+    const FRA_TABLE: u16 = 15;
+    const FRA_IP_PROTO: u16 = 22;
+    const TO_TABLE: u8 = 1;
+    let head = [libc::AF_INET as u8, 0, 0, 0, 0, 0, 0, TO_TABLE, 0, 0, 0, 0];
+    let mut request = Request::new(kind, mode, &head, format!("route by table {table}"));
+    request.u32(FRA_PRIORITY, priority).u32(FRA_TABLE, table).u8(FRA_IP_PROTO, protocol);
+    request
 }
 
 fn tolerate(outcome: Result<(), NetlinkError>, errnos: &[i32]) -> Result<(), InterfaceError> {

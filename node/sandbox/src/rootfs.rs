@@ -103,7 +103,6 @@ pub struct RootFs<'a> {
     pub hostname: &'a str,
     /// (name, address)
     pub hosts: &'a [(String, String)],
-    pub resolv_conf: Option<&'a str>,
     pub ipc_dir: Option<&'a Path>,
     /// The program that starts jobs on other nodes. With `ipc_dir`, in which its place is.
     pub on: Option<&'a Path>,
@@ -158,7 +157,7 @@ impl RootFs<'_> {
         let mut notes = Vec::new();
         let ipc = self.ipc_dir.map(|dir| clone(dir, OpenTreeFlags::empty())).transpose()?;
         let on = self.on.filter(|_| ipc.is_some()).and_then(|path| self.take_on(path, &mut notes));
-        let hosts = if self.ipc_dir.is_some_and(|dir| dir.join(HOSTS).exists()) { Names::Node } else { Names::Own };
+        let names = if self.ipc_dir.is_some_and(|dir| dir.join(HOSTS).exists()) { Names::Node } else { Names::Own };
         let etc = etc::collect(Path::new("/etc"));
         let system = self.take_system(&mut notes)?;
 
@@ -166,7 +165,7 @@ impl RootFs<'_> {
         fchdir(&root).map_err(step("enter the new root"))?;
         self.place_system(&system)?;
         self.make_dir("etc", 0o755)?;
-        self.fill_etc(&etc, hosts)?;
+        self.fill_etc(&etc, names)?;
         self.make_dir("dev", 0o755)?;
         self.fill_dev()?;
         self.place_volatile(ipc, on)?;
@@ -318,7 +317,7 @@ impl RootFs<'_> {
         Ok(())
     }
 
-    fn fill_etc(&self, found: &etc::Collected, hosts: Names) -> Done {
+    fn fill_etc(&self, found: &etc::Collected, names: Names) -> Done {
         for entry in &found.entries {
             let path = Path::new("etc").join(&entry.path);
             // A file that cannot be written (a name too long for tmpfs) is no reason to have no container.
@@ -328,16 +327,16 @@ impl RootFs<'_> {
                 etc::What::File(mode, content) => self.make_file(&path, *mode, content),
             };
         }
-        let resolv =
-            self.resolv_conf.unwrap_or("# This container has no name server; its members are in /etc/hosts.\n");
-        if hosts == Names::Node {
-            let _ = std::fs::remove_file("etc/hosts");
-            self.make_link(Path::new("../run/dvs").join(HOSTS).as_path(), "etc/hosts")?;
+        if names == Names::Node {
+            for (name, path) in [(HOSTS, "etc/hosts"), (RESOLV_CONF, "etc/resolv.conf")] {
+                let _ = std::fs::remove_file(path);
+                self.make_link(Path::new("../run/dvs").join(name).as_path(), path)?;
+            }
         } else {
             self.replace_file("etc/hosts", hosts_text(self.hosts).as_bytes())?;
+            self.replace_file("etc/resolv.conf", NO_RESOLVER.as_bytes())?;
         }
         self.replace_file("etc/hostname", format!("{}\n", self.hostname).as_bytes())?;
-        self.replace_file("etc/resolv.conf", resolv.as_bytes())?;
         let _ = std::fs::remove_file("etc/mtab");
         self.make_link(Path::new("../proc/self/mounts"), "etc/mtab")
     }
@@ -442,10 +441,10 @@ impl RootFs<'_> {
     }
 }
 
-/// Who has `/etc/hosts`.
+/// Who has `/etc/hosts` and `/etc/resolv.conf`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Names {
-    /// The node, which changes it when the container's nodes become others.
+    /// The node, which changes them when the container becomes another.
     Node,
     Own,
 }
@@ -457,6 +456,10 @@ pub const NATIVE_PROC: &str = "/.proc";
 const ON: &str = "/run/dvs/bin/on";
 /// File in the directory that programs see as `/run/dvs`, to which their `/etc/hosts` leads.
 pub const HOSTS: &str = "hosts";
+/// Likewise of `/etc/resolv.conf`.
+pub const RESOLV_CONF: &str = "resolv.conf";
+/// What that says where there is no name server.
+pub const NO_RESOLVER: &str = "# This container has no name server; its members are in /etc/hosts.\n";
 
 /// Lines of `/etc/hosts`.
 pub fn hosts_text(hosts: &[(String, String)]) -> String {

@@ -109,7 +109,8 @@ fn check_command(command: &[Bytes], field: &str) -> Result<(), ErrorBody> {
     Ok(())
 }
 
-fn check_env(env: &[Bytes]) -> Result<(), ErrorBody> {
+/// Variables of an environment, `NAME=VALUE`.
+pub fn check_env(env: &[Bytes]) -> Result<(), ErrorBody> {
     let hint = "NAME=VALUE, as in env = [\"PORT=8080\"]";
     let mut size = 0;
     for entry in env {

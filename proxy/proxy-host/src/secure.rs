@@ -140,6 +140,16 @@ impl Credentials {
         Ok(Credentials { cluster: cluster.to_owned(), client: Arc::new(client), server: Arc::new(server), secrets })
     }
 
+    /// Of a link that this node dials; for who measures beside it.
+    pub fn client_config(&self) -> Arc<ClientConfig> {
+        Arc::clone(&self.client)
+    }
+
+    /// Of a link that another node dials.
+    pub fn server_config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.server)
+    }
+
     /// As the node's certificate names it.
     pub fn dns_name_of(&self, node: &str) -> String {
         dns_name(node, &self.cluster)

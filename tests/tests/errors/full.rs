@@ -270,7 +270,7 @@ fn output_that_cannot_be_written_is_an_error_of_every_command_that_prints() {
         let tried = Tried::of(row, words, full);
         // These print nothing.
         let is_silent =
-            matches!(row.typed, "run" | "exec" | "kill" | "doctor report" | "ds pipe" | "logs" | "service logs");
+            matches!(row.typed, "run" | "exec" | "kill" | "cp" | "doctor report" | "ds pipe" | "logs" | "service logs");
         let outcome = if is_silent { tried.demand_success() } else { with_notes(&tried) };
         faults.extend(outcome.err());
     }

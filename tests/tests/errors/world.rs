@@ -37,6 +37,10 @@ impl Files {
         let path = |name: &str| files.path(name);
         fs::create_dir(path("tree")).expect("a directory");
         fs::write(path("tree/file"), "content").expect("a file");
+        // As `idle` is made, but for a limit.
+        let idle = "name = 'idle'\nlimits = { pids = 77 }\n[[services]]\nname = 'clock'\ncommand = ['true']\n\
+            [[ports]]\npublished = 18079\nport = 18079\n";
+        fs::write(path("idle.toml"), idle).expect("a file");
         let make = |arguments: &[&str]| {
             let done = files.dvs(arguments).output().expect("dvs starts");
             assert!(done.status.success(), "{arguments:?}: {done:?}");
@@ -151,6 +155,7 @@ impl World {
             let services = cluster.json(&["service", "ls", "shop", "-o", "json"]);
             (services[0]["instances"][0]["pid"].as_u64()? > 0).then_some(())
         });
+        cluster.ok(&["dc", "backup", "shop", &files.path("shop.backup").display().to_string()]);
         let pid = cluster.ok(&["run", "-d", "shop", "--", "sleep", "100000"]);
         let access = files.path("ada.access");
         cluster.ok(&["access", "token", "ada", "--role", "viewer", "--out", &access.display().to_string()]);

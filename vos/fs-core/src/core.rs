@@ -28,11 +28,13 @@ use crate::log::{Counters, Done, Log, RECORD_BYTES_MAX, Tail};
 use crate::model::{key, key1, tag};
 use crate::readahead::ReadAhead;
 use crate::sessions::Mark;
-use crate::store::{Change, Key, Store};
+use crate::store::{Change, Key, Room, Store};
 use crate::txn::Txn;
 
 /// Stripes of the lock that serialises changes of one file's data.
 const FILE_STRIPES: usize = 256;
+/// Others fill what a checkpoint has made room for.
+const TRIES_WHEN_FULL: u32 = 4;
 /// Changed metadata in memory that makes a checkpoint due.
 const ACTIVE_BYTES_DUE: usize = 32 << 20;
 /// Data written that makes a checkpoint due: recovery may have to verify this much.
@@ -273,7 +275,7 @@ impl Fs {
 
     /// The lock of `progress`, with room for one record; [`Errno::NoSpace`] when the metadata region is full.
     fn enter(&self, growth: Growth) -> Result<MutexGuard<'_, Progress>, Errno> {
-        let mut has_tried = false;
+        let mut tries = 0;
         if growth == Growth::Grows {
             self.aside.metadata()?;
         }
@@ -287,10 +289,10 @@ impl Fs {
                 return Ok(progress);
             }
             drop(progress);
-            if !fits && has_tried {
+            if !fits && tries == TRIES_WHEN_FULL {
                 return Err(Errno::NoSpace);
             }
-            has_tried = true;
+            tries += 1;
             if !fits {
                 self.reap_lingering()?;
             }
@@ -305,7 +307,7 @@ impl Fs {
     }
 
     fn meta_used(&self) -> u64 {
-        self.meta_bytes.load(Ordering::Relaxed).max(0) as u64 + self.store.active_bytes() as u64
+        self.meta_bytes.load(Ordering::Relaxed).max(0) as u64 + self.store.pending_bytes() as u64
     }
 
     /// Number of the last record.
@@ -419,8 +421,12 @@ impl Fs {
             self.log.settle()?;
         }
         let extra = frozen.extra(self.meta_bytes.load(Ordering::Relaxed));
-        match self.store.commit(&frozen.changes, &extra) {
-            Ok(grown) => self.meta_bytes.fetch_add(grown, Ordering::Relaxed),
+        let room = if self.meta_used() > self.layout.meta_limit() / 2 { Room::Scarce } else { Room::Plenty };
+        match self.store.commit(&frozen.changes, &extra, room) {
+            Ok(grown) => {
+                self.meta_bytes.fetch_add(grown, Ordering::Relaxed);
+                self.store.counted();
+            }
             Err(error) => {
                 tracing::error!("a checkpoint failed: {error}");
                 let errno = error.errno();

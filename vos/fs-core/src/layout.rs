@@ -21,7 +21,7 @@ const LOG_BYTES_MIN: u64 = 8 << 20;
 const LOG_BYTES_MAX: u64 = 64 << 20;
 const META_BYTES_MIN: u64 = 8 << 20;
 /// The store may hold a fifth of its region: pages are half full at worst, and a commit writes changed pages anew
-/// before it frees the old ones.
+/// before it frees the old ones (`store::Room`).
 const META_FILL_DIVISOR: u64 = 5;
 /// Metadata one small file costs: inode, entry, cookie, extents.
 const META_BYTES_PER_FILE: u64 = 320;

@@ -20,7 +20,7 @@ use crate::extents::{Run, Window};
 use crate::layout::{Head, Layout, read_head};
 use crate::log::{Counters, GAP_BYTES, Log, Record, Tail, scan};
 use crate::model::{DIRECTORY, Inode, key, key1, number_of, tag};
-use crate::store::{From, Store};
+use crate::store::{From, Room, Store};
 
 /// Below this much metadata every page's checksum is verified at opening, not only after damage was seen.
 const VERIFY_BYTES_MAX: u64 = 16 << 20;
@@ -58,7 +58,7 @@ fn make(device: &Arc<dyn BlockDevice>, options: &Options) -> Result<Layout, Open
         meta_bytes: 0,
     };
     let frozen = store.freeze();
-    store.commit(&frozen, &[(key(tag::STATE), Some(state.encode()))].into())?;
+    store.commit(&frozen, &[(key(tag::STATE), Some(state.encode()))].into(), Room::Plenty)?;
     drop(store);
     device.flush()?;
     // Last: a volume whose making was interrupted is still blank.

@@ -34,7 +34,18 @@ struct Layers {
     active: Changes,
     active_bytes: usize,
     frozen: Option<Arc<Changes>>,
+    /// Of what is frozen, until [`Store::counted`].
+    frozen_bytes: usize,
     base: Arc<Base>,
+}
+
+/// Whether the region has room for the pages that the commit before gave up, beside those of this one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Room {
+    Plenty,
+    /// They are given back first, by a commit that changes nothing: redb frees what a commit gave up with the next one,
+    /// and not before that has written its own pages.
+    Scarce,
 }
 
 /// Which end of a range a scan begins at.
@@ -54,7 +65,7 @@ impl Store {
         write.open_table(TABLE)?;
         write.commit()?;
         let base = Arc::new(open_base(&db)?);
-        let layers = Layers { active: BTreeMap::new(), active_bytes: 0, frozen: None, base };
+        let layers = Layers { active: BTreeMap::new(), active_bytes: 0, frozen: None, frozen_bytes: 0, base };
         Ok(Store { db, layers: RwLock::new(layers) })
     }
 
@@ -153,19 +164,33 @@ impl Store {
         self.layers.read().active_bytes
     }
 
+    /// Bytes that the running checkpoint and the next one may add, counted generously.
+    pub fn pending_bytes(&self) -> usize {
+        let layers = self.layers.read();
+        layers.active_bytes + layers.frozen_bytes
+    }
+
+    /// What the last checkpoint added is counted with what is committed from now on.
+    pub fn counted(&self) {
+        self.layers.write().frozen_bytes = 0;
+    }
+
     /// Sets the changes made so far aside for [`Store::commit`]. No second freeze before that.
     pub fn freeze(&self) -> Arc<Changes> {
         let mut layers = self.layers.write();
         debug_assert!(layers.frozen.is_none());
         let frozen = Arc::new(std::mem::take(&mut layers.active));
-        layers.active_bytes = 0;
+        layers.frozen_bytes = std::mem::take(&mut layers.active_bytes);
         layers.frozen = Some(frozen.clone());
         frozen
     }
 
     /// Makes the frozen changes and `extra` durable in one step. Answers by how many bytes the store grew.
-    pub fn commit(&self, frozen: &Changes, extra: &Changes) -> Result<i64, StoreError> {
+    pub fn commit(&self, frozen: &Changes, extra: &Changes, room: Room) -> Result<i64, StoreError> {
         let mut grown = 0i64;
+        if room == Room::Scarce {
+            begin_durable(&self.db)?.commit()?;
+        }
         let write = begin_durable(&self.db)?;
         {
             let mut table = write.open_table(TABLE)?;

@@ -4,8 +4,10 @@ mod common;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Duration;
 
-use common::{Client, attr_of, create_data};
+use common::{Client, attr_of, create_data, scaled};
+use fs_core::device::{BlockDevice, DeviceError};
 use fs_core::testing::MemoryDevice;
 use fs_core::{Call, End, Fs, Options, Reply, VOLUME_BYTES_MIN};
 use vos_api::fs as api;
@@ -270,7 +272,7 @@ fn size_from_before_a_change_is_not_told_to_who_has_let_that_change_pass() {
     let (mut writer, reader, other) = (Client::new(&fs, 7), Client::new(&fs, 8), Client::new(&fs, 9));
     let ino = attr_of(&writer.make(api::MKNOD, 1, "f", PLAIN, 1)).ino.get();
     let look = || submit(&fs, Call { session: 8, op: api::GETATTR, args: [ino, 0, 0], ..Call::default() });
-    for round in 0..3 {
+    for round in 0..scaled(2) {
         reader.attr(ino);
         other.attr(ino);
         let call = writer.change_call(api::WRITE, api::APPEND, [ino, 0, 1], b"12345");
@@ -330,4 +332,99 @@ fn what_a_fenced_session_had_parked_for_a_lease_does_not_happen() {
     give_back(&holder);
     assert_eq!(holder.read(ino, 0, 10), b"");
     assert_eq!(holder.lookup(api::ROOT, "g"), None);
+}
+
+/// A checkpoint that finds no room would end the server.
+#[test]
+fn volume_full_of_names_refuses_more_and_goes_on() {
+    const ENOSPC: u32 = 28;
+    for is_scattered in [false, true] {
+        let device = Arc::new(MemoryDevice::new(64 << 20));
+        let fs = open(&device, 1);
+        let mut client = Client::new(&fs, 7);
+        let file = attr_of(&client.make(api::MKNOD, 1, "file", PLAIN, 1)).ino.get();
+        let directory = attr_of(&client.make(api::MKDIR, 1, "links", 0o40_755, 1)).ino.get();
+        // In no order, so that every checkpoint changes pages all over the store; or one after the other.
+        let number = |at: u64| if is_scattered { at.wrapping_mul(0x9e37_79b9_7f4a_7c15) } else { at };
+        let (mut made, mut gone) = (0, 0);
+        for round in 0..6 {
+            let refused = loop {
+                let (hard, soft) = (format!("hard-{}", number(made)), format!("soft-{}", number(made)));
+                let linked = client.change(api::LINK, 0, [file, directory, 1], hard.as_bytes()).status;
+                let target = [create_data(&soft, 0o777, 1), vec![0], hard.into_bytes()].concat();
+                let named = client.change(api::SYMLINK, 0, [directory, soft.len() as u64, 0], &target).status;
+                made += 1;
+                if let Some(refused) = [linked, named].into_iter().find(|status| *status != 0) {
+                    break refused;
+                }
+            };
+            assert_eq!(refused, ENOSPC, "round {round}, after {made}");
+            fs.checkpoint().expect("a volume that is full can be written down");
+            // Some go, so that further ones fit.
+            for at in (gone..made).filter(|at| at % (round + 2) == 0) {
+                for name in [format!("hard-{}", number(at)), format!("soft-{}", number(at))] {
+                    client.change(api::UNLINK, 0, [directory, 0, 1], name.as_bytes());
+                }
+            }
+            gone = made;
+        }
+        println!("{made} pairs");
+        drop((client, fs));
+        open(&device, 2);
+    }
+}
+
+/// Memory that takes its time where a disk does.
+struct SlowToFlush(MemoryDevice);
+
+impl BlockDevice for SlowToFlush {
+    fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.0.read(offset, out)
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
+        self.0.write(offset, data)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        std::thread::sleep(Duration::from_millis(15));
+        self.0.flush()
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.0.discard(offset, bytes)
+    }
+}
+
+/// What a checkpoint under way writes counts, although it is neither in the store yet nor waits for the next one.
+#[test]
+fn names_that_come_during_a_checkpoint_find_no_room_that_it_will_take() {
+    let device = Arc::new(SlowToFlush(MemoryDevice::new(64 << 20)));
+    let fs = Fs::open(device, Options::inline(1)).expect("the volume opens");
+    let mut client = Client::new(&fs, 7);
+    let file = attr_of(&client.make(api::MKNOD, 1, "file", PLAIN, 1)).ino.get();
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let checkpoints = scope.spawn(|| {
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                fs.checkpoint().expect("the volume is never written beyond its end");
+            }
+        });
+        for round in 0..scaled(2) {
+            let name = |at: u64| format!("hard-{round}-{}-{:0200}", at.wrapping_mul(0x9e37_79b9_7f4a_7c15), at);
+            let mut made = 0;
+            while client.change(api::LINK, 0, [file, 1, 1], name(made).as_bytes()).status == 0 {
+                made += 1;
+            }
+            for at in 0..made {
+                client.change(api::UNLINK, 0, [1, 0, 1], name(at).as_bytes());
+            }
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        checkpoints.join().expect("no checkpoint failed");
+    });
 }

@@ -25,7 +25,8 @@ fn schemas() -> Map<String, Value> {
         };
     }
     add! {
-        AccessFile AccessInfo AccessRequest AuditEntry AuthorityState ChannelInfo ClusterLevel Dc DcNodeRequest DcSpec ErrorBody Examination
+        AccessFile AccessInfo AccessRequest AuditEntry AuthorityState ChannelInfo ClusterLevel Dc DcChange
+        ApplyPlan ApplyRequest DcNodeRequest DcSpec ErrorBody EventInfo Examination NodeUsage
         ExecRequest Health JoinAnswer JoinRequest Myself NewToken Node NodeChange MoveRequest NodeFacts Process RunRequest
         PortInfo PortSpec RunResponse ServiceInfo ServiceSpec SignalRequest TokenInfo TokenRequest UpgradeState Version
     }

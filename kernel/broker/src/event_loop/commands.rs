@@ -3,13 +3,13 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use abi::{DcId, IpcError, PairId};
-use ipc_core::table::{Event, Home as TableHome};
+use ipc_core::table::{Event, Home as TableHome, OwnerId};
 use sys::eventfd::Trigger;
 
 use super::{EventLoop, Token, Turn};
 use crate::closer::Waste;
 use crate::command::Command;
-use crate::connection::Party;
+use crate::connection::{Connection, Party};
 use crate::container::{Container, Origin};
 use crate::handle::os;
 use crate::limits::{BACKLOG, DCS_MAX};
@@ -129,10 +129,27 @@ impl EventLoop {
 
     fn server_socket(&mut self, dc: DcId, identity: ServerIdentity) -> Result<OwnedFd, BrokerError> {
         self.known(dc)?;
+        self.end_predecessors(dc, &identity);
         let (ours, theirs) = sys::seqpacket::pair().map_err(|cause| os("make a socket for a server", cause))?;
         self.add_connection(ours, Party::Server { dc, identity }, None)
             .map_err(|cause| os("watch a server's socket", cause))?;
         Ok(theirs)
+    }
+
+    /// A server that was killed is nobody any more, also while a thread of it is in the kernel: of a file gate one may
+    /// wait there for a lock whose owner waits for what its successor has to say.
+    fn end_predecessors(&mut self, dc: DcId, identity: &ServerIdentity) {
+        let is_over = |connection: &Connection| match (&connection.party, &connection.bound) {
+            (Party::Server { dc: of, identity: earlier }, Some(bound)) => {
+                (*of, earlier.endpoint) == (dc, identity.endpoint)
+                    && earlier.epoch < identity.epoch
+                    && sys::pidfd::is_ending(bound.pid)
+            }
+            _ => false,
+        };
+        let over: Vec<OwnerId> =
+            self.connections.iter().filter(|(_, one)| is_over(one)).map(|(owner, _)| *owner).collect();
+        over.into_iter().for_each(|owner| self.process_died(owner));
     }
 
     fn proxy_socket(&mut self, pair: PairId) -> Result<OwnedFd, BrokerError> {

@@ -9,10 +9,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use proc_core::executor::{Executor, ProcessTable, Signal};
+use proc_core::calls::{CallArgument, Led, Pointed};
+use proc_core::executor::{CallResult, Executor, ProcessTable, Signal};
 use proc_core::journal::{CallAnswer, Journal, JournalMemory, SlotIndex, WORDS};
 use proc_core::limits::PATIENCE_MS;
-use proc_core::order::{LifeNumber, Order, Outcome, Payload, StateQuestion, Whom};
+use proc_core::order::{LifeNumber, Order, Outcome, ResultBytes, Rlimit, StateQuestion, Whom};
 use proc_core::origin::{CallEffect, Origin};
 use proc_core::permission::{Power, Receiver, SignalError, Signaller};
 use proc_core::range::{Seat, Seats};
@@ -93,6 +94,20 @@ pub struct Call {
     /// The life of the target's node when the call was made, and whether the caller's node knew one.
     pub life_then: u64,
     pub was_known: bool,
+    /// What was written into its caller's memory.
+    pub written: Vec<ResultBytes>,
+}
+
+impl Call {
+    /// It sets limits instead of sending a signal, and hears what they were.
+    pub fn sets_limits(&self) -> bool {
+        matches!(self.to, Whom::Process(_)) && self.signal % 5 == 4
+    }
+}
+
+/// What the limits were of a process in one of its lives, which nobody else's were.
+pub fn limits_of(birth: u64, life: u64) -> Rlimit {
+    Rlimit { soft: birth, hard: life }
 }
 
 type Connection = (VecDeque<Order>, VecDeque<Outcome>);
@@ -103,7 +118,8 @@ struct Gate {
     to_look_at: VecDeque<SlotIndex>,
     acts: VecDeque<CallEffect>,
     /// Calls whose memory is being read.
-    reads: VecDeque<(SlotIndex, u64)>,
+    reads: VecDeque<(SlotIndex, u64, Pointed)>,
+    writes: VecDeque<(SlotIndex, u64, ResultBytes)>,
     looks: VecDeque<(SlotIndex, u64)>,
 }
 
@@ -163,7 +179,12 @@ impl ProcessTable for Here<'_> {
     }
 
     fn receiver(&mut self, held: &u32) -> Option<Receiver> {
-        self.processes.get(held).map(|process| Receiver { uid: process.uid, suid: process.uid, euid: process.uid })
+        self.processes.get(held).map(|process| Receiver {
+            uid: process.uid,
+            suid: process.uid,
+            euid: process.uid,
+            gids: [process.uid; 3],
+        })
     }
 
     fn members(&mut self, group: u32) -> Vec<u32> {
@@ -180,8 +201,18 @@ impl ProcessTable for Here<'_> {
         Ok(())
     }
 
-    fn ask(&mut self, _: &StateQuestion) -> Result<u32, SignalError> {
+    fn ask(&mut self, _: &StateQuestion) -> Result<CallResult, SignalError> {
         unreachable!("nobody asks in this world")
+    }
+
+    /// The soft limit says which call it is of.
+    fn limits(&mut self, held: &u32, resource: u32, new: Option<Rlimit>) -> Result<Rlimit, SignalError> {
+        assert_eq!(resource, 7, "as the caller says");
+        let birth = self.processes[held].birth;
+        let soft = new.expect("all set them").soft;
+        *self.count += 1;
+        self.heard.push(((soft >> 32) as u32, soft as u32 as i32, (birth, self.life, *self.count)));
+        Ok(limits_of(birth, self.life))
     }
 
     fn threads(&mut self, process: u32) -> Vec<u32> {
@@ -258,8 +289,12 @@ impl World {
     }
 
     fn kill_gate(&mut self, index: usize) {
-        if self.nodes[index].gate.take().is_none() {
-            return;
+        let Some(gate) = self.nodes[index].gate.take() else { return };
+        // Who writes for it is another process, and may be done or not.
+        for (_, id, bytes) in gate.writes {
+            if self.rng.one_in(2) {
+                let _ = self.write(index, id, bytes);
+            }
         }
         self.kills += 1;
         self.nodes[index].memory.left.set(None);
@@ -267,6 +302,13 @@ impl World {
             self.disconnect(index, other);
             self.disconnect(other, index);
         }
+    }
+
+    /// Into the memory of the caller, if it waits.
+    fn write(&mut self, index: usize, id: u64, bytes: ResultBytes) -> Result<(), SignalError> {
+        let call = self.nodes[index].waiting.get(&id).ok_or(SignalError::NoProcess)?;
+        self.calls[*call].written.push(bytes);
+        Ok(())
     }
 
     /// What was on its way may have arrived, or not.
@@ -296,6 +338,7 @@ impl World {
             to_look_at: found.received.into(),
             acts: acts.into(),
             reads: VecDeque::new(),
+            writes: VecDeque::new(),
             looks: VecDeque::new(),
         };
         node.gate = Some(gate);
@@ -395,8 +438,9 @@ impl World {
         let was_known = journal.executor_life(other).is_some();
         let target = (to != Whom::Everybody).then_some(other);
         let life_then = self.nodes[other.index()].life;
-        let (is_over, answers, heard) = (false, Vec::new(), Vec::new());
-        self.calls.push(Call { from, birth, signal, to, target, is_over, answers, heard, life_then, was_known });
+        let (is_over, answers, heard, written) = (false, Vec::new(), Vec::new(), Vec::new());
+        let call = Call { from, birth, signal, to, target, is_over, answers, heard, life_then, was_known, written };
+        self.calls.push(call);
     }
 
     /// The kernel writes a call into a free slot, and the gate looks who makes it.
@@ -415,6 +459,7 @@ impl World {
             let signal = call.signal as u64;
             let (queues, by_descriptor) = (signal % 3 == 1, signal % 3 == 2);
             let (call, arguments) = match call.to {
+                Whom::Process(to) if call.sets_limits() => (libc::SYS_prlimit64 as u64, [number(to), 7, id]),
                 Whom::Process(to) if queues => (libc::SYS_rt_sigqueueinfo as u64, [number(to), signal, id]),
                 // The number says which call it is of, and so where it leads.
                 Whom::Process(_) if by_descriptor => (libc::SYS_pidfd_send_signal as u64, [id, signal, 0]),
@@ -425,7 +470,9 @@ impl World {
                     (libc_tgkill(), [number(process.expect("a process")), number(thread), signal])
                 }
             };
-            let words = [id, 4711, call, 0, arguments[0], arguments[1], arguments[2]];
+            // The last one: where limits are written, or flags that are none.
+            let last = if call == libc::SYS_prlimit64 as u64 { id } else { 0 };
+            let words = [id, 4711, call, 0, arguments[0], arguments[1], arguments[2], last];
             let first = slot.first_word();
             node.memory.words.borrow_mut()[first..first + words.len()].copy_from_slice(&words);
             Some(slot)
@@ -441,7 +488,7 @@ impl World {
             let from = self.calls[*call].from;
             let uid = node.processes[&from].uid;
             let power = if uid == 0 { Power::All } else { Power::Own };
-            Signaller { pid: from, uid, euid: uid, power, priorities: power }
+            Signaller { pid: from, uid, euid: uid, gid: uid, power, priorities: power, resources: power }
         });
         self.with_origin(index, |origin, _| origin.received(slot, sender));
     }
@@ -454,22 +501,39 @@ impl World {
                 // What is read comes late, and after other things.
                 if let Some((slot, id)) = gate.looks.pop_front() {
                     let call = node.waiting.get(&id).map(|call| self.calls[*call].to);
-                    let process = call.and_then(|to| match to {
-                        Whom::Process(process) => Some(process),
-                        _ => None,
-                    });
-                    return self.with_origin(index, |origin, _| origin.looked(slot, id, process));
+                    let led = match call {
+                        Some(Whom::Process(process)) => Led::To(process),
+                        _ => Led::Elsewhere,
+                    };
+                    return self.with_origin(index, |origin, _| origin.looked(slot, id, led));
                 }
-                let Some((slot, id)) = gate.reads.pop_front() else { return };
-                let waits = node.waiting.contains_key(&id);
-                let payload = Payload { code: libc::SI_QUEUE, value: id };
-                let read = if waits { Ok(payload) } else { Err(SignalError::NoProcess) };
+                if let Some((slot, id, bytes)) = gate.writes.pop_front() {
+                    let done = self.write(index, id, bytes);
+                    return self.with_origin(index, |origin, _| origin.finished(slot, id, done));
+                }
+                let Some((slot, id, pointed)) = gate.reads.pop_front() else { return };
+                let read = node.waiting.get(&id).map(|call| {
+                    let call = &self.calls[*call];
+                    match pointed {
+                        Pointed::Siginfo => CallArgument { code: libc::SI_QUEUE, words: [id, 0] },
+                        Pointed::Rlimit => {
+                            let which = u64::from(call.from) << 32 | call.signal as u64;
+                            CallArgument { code: 0, words: [which, u64::MAX] }
+                        }
+                    }
+                });
+                let read = read.ok_or(SignalError::NoProcess);
                 self.with_origin(index, |origin, _| origin.read(slot, id, read));
             }
-            Some(CallEffect::Read { slot, notification, address }) => {
+            Some(CallEffect::Read { slot, notification, address, pointed }) => {
                 assert_eq!(address, notification.id, "where the caller says");
-                gate.reads.push_back((slot, notification.id));
+                gate.reads.push_back((slot, notification.id, pointed));
             }
+            Some(CallEffect::Write { slot, notification, address, bytes }) => {
+                assert_eq!(address, notification.id, "where the caller says");
+                gate.writes.push_back((slot, notification.id, bytes));
+            }
+            Some(CallEffect::Hold { .. }) => unreachable!("nobody opens processes in this world"),
             Some(CallEffect::Look { slot, notification, descriptor }) => {
                 assert_eq!(descriptor, notification.id as i32, "the one that the caller names");
                 gate.looks.push_back((slot, notification.id));

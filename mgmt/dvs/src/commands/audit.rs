@@ -1,21 +1,21 @@
 //! `dvs audit`: what was changed and refused, by whom.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use client::{Client, LogQuery, LogStream};
+use client::{Client, LogQuery};
 use mgmt_api::{AuditEntry, AuditWho, ErrorKind, Means};
 use tokio::task::JoinSet;
 
+use super::follow::{Entries, Show};
 use super::{Outcome, block_on, daemon, names, say};
 use crate::cli::Global;
 use crate::errors::Failure;
-use crate::output::{self, Format, Row, printable};
+use crate::output::{Format, Row, printable};
 
-/// Longer lines are nobody's.
-const LINE_BYTES_MAX: usize = 64 << 10;
+/// Of the columns.
+const WIDTHS: [usize; 6] = [20, 6, 28, 18, 28, 0];
 
 /// Show what was changed and refused, by whom
 #[derive(Args, Debug)]
@@ -51,7 +51,7 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
             Some(node) => vec![node.clone()],
             None => daemon.nodes().await?.into_iter().map(|node| node.name).collect(),
         };
-        let mut show = Show { format, is_begun: false };
+        let mut show = Show::new(format, &WIDTHS);
         match options.follow {
             false => all(&daemon, nodes, options, &mut show).await,
             true => follow(&daemon, nodes, options, &mut show).await,
@@ -60,7 +60,7 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
 }
 
 /// Of all nodes together, in the order of time.
-async fn all(daemon: &Client, nodes: Vec<String>, options: &Options, show: &mut Show) -> Outcome {
+async fn all(daemon: &Client, nodes: Vec<String>, options: &Options, show: &mut Show<AuditEntry>) -> Outcome {
     let query = LogQuery { follow: false, tail: Some(options.tail) };
     let is_alone = nodes.len() == 1;
     let mut asking = JoinSet::new();
@@ -75,7 +75,7 @@ async fn all(daemon: &Client, nodes: Vec<String>, options: &Options, show: &mut 
                 log => log,
             };
             let read = async {
-                let mut log = Entries::of(log?);
+                let mut log = Entries::<AuditEntry>::of(log?);
                 let mut found = Vec::new();
                 while let Some(entry) = log.next().await? {
                     found.push(entry);
@@ -103,14 +103,14 @@ async fn all(daemon: &Client, nodes: Vec<String>, options: &Options, show: &mut 
 }
 
 /// As they come; each node by itself.
-async fn follow(daemon: &Client, nodes: Vec<String>, options: &Options, show: &mut Show) -> Outcome {
+async fn follow(daemon: &Client, nodes: Vec<String>, options: &Options, show: &mut Show<AuditEntry>) -> Outcome {
     let query = LogQuery { follow: true, tail: Some(options.tail) };
     let (sender, mut entries) = tokio::sync::mpsc::channel(64);
     for node in nodes {
         let (daemon, sender) = (daemon.clone(), sender.clone());
         tokio::spawn(async move {
             let read = async {
-                let mut log = Entries::of(daemon.audit(Some(&node), query).await?);
+                let mut log = Entries::<AuditEntry>::of(daemon.audit(Some(&node), query).await?);
                 while let Some(entry) = log.next().await? {
                     if sender.send(Ok(entry)).await.is_err() {
                         break;
@@ -135,74 +135,6 @@ async fn follow(daemon: &Client, nodes: Vec<String>, options: &Options, show: &m
         }
     }
     last.map_or(Ok(ExitCode::SUCCESS), Err)
-}
-
-/// Lines of a log as entries. What is none is left out.
-struct Entries {
-    log: LogStream,
-    begun: Vec<u8>,
-}
-
-impl Entries {
-    fn of(log: LogStream) -> Entries {
-        Entries { log, begun: Vec::new() }
-    }
-
-    async fn next(&mut self) -> Result<Option<AuditEntry>, Failure> {
-        loop {
-            while let Some(end) = self.begun.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.begun.drain(..=end).collect();
-                if let Ok(entry) = serde_json::from_slice(&line) {
-                    return Ok(Some(entry));
-                }
-            }
-            if self.begun.len() > LINE_BYTES_MAX {
-                self.begun.clear();
-            }
-            match self.log.next().await? {
-                Some(bytes) => self.begun.extend_from_slice(&bytes),
-                None => return Ok(None),
-            }
-        }
-    }
-}
-
-struct Show {
-    format: Format,
-    is_begun: bool,
-}
-
-/// Widths of a table that goes on for ever.
-const WIDTHS: [usize; 6] = [20, 6, 28, 18, 28, 0];
-
-impl Show {
-    fn one(&mut self, entry: &AuditEntry) -> Result<(), Failure> {
-        let mut out = std::io::stdout().lock();
-        match self.format {
-            Format::Json => {
-                let line = serde_json::to_string(entry).unwrap_or_default();
-                writeln!(out, "{line}")?;
-            }
-            Format::Yaml => output::list(&mut out, Format::Yaml, std::slice::from_ref(entry))?,
-            Format::Name => writeln!(out, "{}", printable(&entry.name()))?,
-            Format::Table => {
-                if !std::mem::replace(&mut self.is_begun, true) {
-                    writeln!(
-                        out,
-                        "{}",
-                        line(&AuditEntry::HEADINGS.iter().map(ToString::to_string).collect::<Vec<_>>())
-                    )?;
-                }
-                writeln!(out, "{}", line(&entry.cells()))?;
-            }
-        }
-        Ok(out.flush()?)
-    }
-}
-
-fn line(cells: &[String]) -> String {
-    let padded = cells.iter().zip(WIDTHS).map(|(cell, width)| format!("{:<width$}", printable(cell)));
-    padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
 }
 
 impl Row for AuditEntry {

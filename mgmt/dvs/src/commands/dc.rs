@@ -1,6 +1,10 @@
 //! `dvs dc`: containers.
 
-mod create;
+mod backup;
+pub mod create;
+mod export;
+mod restore;
+mod set;
 mod view;
 
 use clap::{Args, Subcommand};
@@ -9,6 +13,8 @@ use client::{BeforeDelete, Data};
 use super::{Gone, Outcome, block_on, daemon, done, names, print, say};
 use crate::cli::Global;
 use crate::output;
+
+const SCHEMA: &str = include_str!("../../../../docs/dc.schema.json");
 
 /// Create, start, stop and show containers
 #[derive(Subcommand, Debug)]
@@ -19,7 +25,9 @@ Examples:
   dvs dc create shop --nodes n1,n2,n3 --start      over three nodes, running
   dvs dc ls
   dvs dc inspect shop                              nodes, addresses, servers and why they are there
+  dvs dc set shop --memory 2G                      while it runs
   dvs dc add-node shop n4                          over one node more, while it runs
+  dvs dc backup shop shop.tar                      its description, keys and files
   dvs dc stop shop && dvs dc delete shop"
 )]
 pub enum Command {
@@ -31,9 +39,25 @@ pub enum Command {
         dc: String,
     },
     Stop(StopOptions),
+    Set(Box<set::Options>),
     AddNode(AddNodeOptions),
     RemoveNode(RemoveNodeOptions),
+    #[command(visible_alias = "rm")]
     Delete(DeleteOptions),
+    /// Print a container as a TOML file that describes it, for dvs apply.
+    ///
+    /// With -o json or yaml in these forms.
+    Export {
+        /// Container.
+        #[arg(add = names::containers())]
+        dc: String,
+    },
+    /// Print what a file may say that describes containers, as a JSON schema for editors.
+    ///
+    /// With '#:schema ./dc.schema.json' as its first line, an editor that knows TOML completes and checks such a file.
+    Schema,
+    Backup(backup::Options),
+    Restore(restore::Options),
     /// List the containers.
     #[command(visible_alias = "list")]
     Ls,
@@ -105,14 +129,11 @@ pub struct RemoveNodeOptions {
 
 /// Remove a container and its files
 #[derive(Args, Debug)]
-#[command(
-    visible_alias = "rm",
-    after_help = "\
+#[command(after_help = "\
 Examples:
   dvs dc delete shop
   dvs dc delete --force shop         also when it runs
-  dvs dc delete --keep-data shop     the disk images stay on the nodes"
-)]
+  dvs dc delete --keep-data shop     the disk images stay on the nodes")]
 pub struct DeleteOptions {
     /// Stop it first when it runs.
     #[arg(short, long)]
@@ -125,21 +146,37 @@ pub struct DeleteOptions {
     dc: String,
 }
 
+pub fn start(global: &Global, dc: &str) -> Outcome {
+    let daemon = daemon(global)?;
+    let started = block_on(daemon.start_dc(dc))??;
+    say(&format!("container '{dc}' runs on {}", started.spec.nodes.join(", ")));
+    print(|out| view::changed(out, global.output, &started))
+}
+
+/// `grace`: seconds.
+pub fn stop(global: &Global, grace: Option<u32>, dc: &str) -> Outcome {
+    let daemon = daemon(global)?;
+    let stopped = block_on(daemon.stop_dc(dc, grace.map(|seconds| u64::from(seconds) * 1000)))??;
+    say(&format!("container '{dc}' is stopped; its files stay"));
+    print(|out| view::changed(out, global.output, &stopped))
+}
+
+pub fn delete(global: &Global, options: &DeleteOptions) -> Outcome {
+    let DeleteOptions { force, keep_data, dc } = options;
+    let daemon = daemon(global)?;
+    let before = if *force { BeforeDelete::Stop } else { BeforeDelete::Refuse };
+    let data = if *keep_data { Data::Keep } else { Data::Remove };
+    block_on(daemon.delete_dc(dc, before, data))??;
+    say(&format!("container '{dc}' is deleted"));
+    done(global.output, &Gone::new(dc))
+}
+
 pub fn execute(global: &Global, command: Command) -> Outcome {
     match command {
         Command::Create(options) => create::execute(global, *options),
-        Command::Start { dc } => {
-            let daemon = daemon(global)?;
-            let started = block_on(daemon.start_dc(&dc))??;
-            say(&format!("container '{dc}' runs on {}", started.spec.nodes.join(", ")));
-            print(|out| view::changed(out, global.output, &started))
-        }
-        Command::Stop(StopOptions { grace, dc }) => {
-            let daemon = daemon(global)?;
-            let stopped = block_on(daemon.stop_dc(&dc, grace.map(|seconds| u64::from(seconds) * 1000)))??;
-            say(&format!("container '{dc}' is stopped; its files stay"));
-            print(|out| view::changed(out, global.output, &stopped))
-        }
+        Command::Start { dc } => start(global, &dc),
+        Command::Stop(StopOptions { grace, dc }) => stop(global, grace, &dc),
+        Command::Set(options) => set::execute(global, *options),
         Command::AddNode(AddNodeOptions { dc, node }) => {
             let daemon = daemon(global)?;
             let now = block_on(daemon.add_dc_node(&dc, &node))??;
@@ -153,14 +190,11 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
             say(&format!("container '{dc}' spans {}", now.spec.nodes.join(", ")));
             print(|out| view::changed(out, global.output, &now))
         }
-        Command::Delete(DeleteOptions { force, keep_data, dc }) => {
-            let daemon = daemon(global)?;
-            let before = if force { BeforeDelete::Stop } else { BeforeDelete::Refuse };
-            let data = if keep_data { Data::Keep } else { Data::Remove };
-            block_on(daemon.delete_dc(&dc, before, data))??;
-            say(&format!("container '{dc}' is deleted"));
-            done(global.output, &Gone::new(&dc))
-        }
+        Command::Delete(options) => delete(global, &options),
+        Command::Export { dc } => export::execute(global, &dc),
+        Command::Schema => print(|out| std::io::Write::write_all(out, SCHEMA.as_bytes())),
+        Command::Backup(options) => backup::execute(global, &options),
+        Command::Restore(options) => restore::execute(global, &options),
         Command::Ls => {
             let daemon = daemon(global)?;
             let dcs = block_on(daemon.dcs())??;

@@ -73,8 +73,11 @@ pub struct UpOptions {
     /// Links between each two nodes, each with a proxy of its own on either [default: 1].
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..=i64::from(mgmt_api::PAIRS_MAX)))]
     pairs: Option<u8>,
+    /// Whether links are encrypted; without, to measure what it costs [default: true].
+    #[arg(long, value_name = "BOOL", hide_short_help = true)]
+    link_tls: Option<bool>,
     /// Only the machines, as if newly installed: to make a cluster of them with dvs cluster init and dvs node join.
-    #[arg(long, conflicts_with_all = ["transport", "engine", "pairs", "daemon", "wait"])]
+    #[arg(long, conflicts_with_all = ["transport", "engine", "pairs", "link_tls", "daemon", "wait"])]
     bare: bool,
     /// Run the daemon of this binary on the nodes [default: of this one].
     #[arg(long, value_name = "PROGRAM", hide_short_help = true)]
@@ -226,6 +229,7 @@ fn make(global: &Global, places: &Places, options: &UpOptions) -> Outcome {
             Some(EngineChoice::Local) | None => up::EngineKind::Local,
         },
         pairs: options.pairs,
+        link_tls: options.link_tls,
         contents: if options.bare { up::Contents::Nothing } else { up::Contents::Cluster },
         program: options.daemon.clone(),
         patience: Duration::from_secs(options.wait),

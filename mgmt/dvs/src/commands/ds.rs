@@ -9,6 +9,7 @@
 #[cfg(feature = "machinery")]
 pub mod inside;
 pub mod request;
+pub mod whole;
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::Path;
@@ -283,6 +284,7 @@ fn speaker(format: Format, request: Option<&Request>) -> RunRequest {
         terminal: None,
         interactive: true,
         detach: false,
+        unlogged: false,
     }
 }
 

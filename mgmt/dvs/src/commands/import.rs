@@ -5,38 +5,32 @@
 //! process is our own binary (`unpack.rs`), which makes many files at a time; the node's gzip, bzip2, xz or zstd makes
 //! compressed archives plain for it.
 
-mod pack;
+pub mod pack;
 pub mod unpack;
 
-use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use client::Client;
+use client::Unpacked;
 use mgmt_api::{TREE, in_tree};
-use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::mpsc;
 
+use super::tree::{COMPLAINTS_SHOWN, Progress, transfer};
 use super::{Outcome, block_on, daemon, done, names, say};
 use crate::cli::Global;
 use crate::errors::{self, Failure};
 use crate::output::{self, Row};
-use crate::pump::{self, DetachKeys, Ended, Ends, Output, Post};
+use crate::pump::{self, Ended};
 use crate::units::parse_path_in_tree;
 
-/// How often a person looks at progress.
-const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 /// Unit of a tar archive; the first one is a header.
 const TAR_BLOCK_BYTES: usize = 512;
-/// Lines of the unpacking process that are shown.
-const COMPLAINTS_SHOWN: usize = 8;
-const COMPLAINTS_BYTES_MAX: usize = 4096;
 
 /// Copy a directory or a tar archive into a container's file tree
 #[derive(Args, Debug)]
@@ -64,13 +58,6 @@ pub struct Options {
     destination: String,
 }
 
-/// What has gone so far; shared with the thread that packs.
-#[derive(Default)]
-pub struct Progress {
-    pub entries: AtomicU64,
-    pub bytes: AtomicU64,
-}
-
 /// A tar stream, and what the unpacking side must know.
 struct Archive {
     chunks: mpsc::Receiver<Vec<u8>>,
@@ -86,13 +73,9 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
     let started = Instant::now();
     let archive = open(&options.source, &progress)?;
     let packing = archive.packing;
-    let (ended, complaints) = block_on(transfer(
-        &daemon,
-        options,
-        &destination,
-        counted(archive.chunks, &progress, packing.is_none()),
-        &progress,
-    ))??;
+    let chunks = counted(archive.chunks, &progress, packing.is_none());
+    let how = Unpacked { node: options.node.as_deref(), ..Unpacked::default() };
+    let (ended, complaints) = block_on(transfer(&daemon, &options.dc, &destination, &how, chunks, &progress))??;
     let packed = packing.map(|thread| thread.join());
     finish(options, ended, &complaints)?;
     // What was left out.
@@ -178,82 +161,6 @@ fn counted(mut chunks: mpsc::Receiver<Vec<u8>>, progress: &Arc<Progress>, count:
         }
     });
     out
-}
-
-async fn transfer(
-    daemon: &Client,
-    options: &Options,
-    destination: &str,
-    chunks: mpsc::Receiver<Vec<u8>>,
-    progress: &Progress,
-) -> Result<(Ended, String), Failure> {
-    let stream = daemon.import(&options.dc, destination, options.node.as_deref()).await?;
-    stream.notes.iter().for_each(|note| say(&format!("dvs: {}", output::printable(note))));
-    let (events_in, events) = pump::event_queue();
-    let complaints = Complaints::default();
-    let ends = Ends {
-        input: Some(chunks),
-        events,
-        events_in,
-        closed_output: pump::Event::Signal(pump::SIGPIPE),
-        stdout: Output::to(io::sink()),
-        stderr: Output::to(complaints.clone()),
-        detach_keys: DetachKeys::Passed,
-    };
-    let pid = Cell::new(None);
-    let ended = tokio::select! {
-        ended = pump::run(stream, ends, &pid, &NoSignals) => ended?,
-        () = show(progress) => unreachable_end(),
-    };
-    Ok((ended, complaints.text()))
-}
-
-/// `show` never ends.
-fn unreachable_end() -> Ended {
-    Ended::Detached
-}
-
-struct NoSignals;
-
-impl Post for NoSignals {
-    async fn signal(&self, _: u32, _: u8) -> bool {
-        false
-    }
-}
-
-/// A line on a terminal's standard error, written over itself; nothing when nobody watches.
-async fn show(progress: &Progress) {
-    if !io::stderr().is_terminal() {
-        return std::future::pending().await;
-    }
-    let mut ticks = tokio::time::interval(PROGRESS_EVERY);
-    loop {
-        ticks.tick().await;
-        eprint!("\r\x1b[K{}\r", output::bytes(progress.bytes.load(Ordering::Relaxed)));
-    }
-}
-
-/// The first bytes of what the unpacking process complains about.
-#[derive(Clone, Default)]
-struct Complaints(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Complaints {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut text = self.0.lock();
-        let room = COMPLAINTS_BYTES_MAX.saturating_sub(text.len()).min(bytes.len());
-        text.extend_from_slice(bytes.get(..room).unwrap_or_default());
-        Ok(bytes.len())
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Complaints {
-    fn text(&self) -> String {
-        let text = self.0.lock();
-        String::from_utf8_lossy(&text).into_owned()
-    }
 }
 
 fn not_imported(options: &Options) -> Failure {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-use super::import::unpack;
+use super::import::{pack, unpack};
 use super::{Outcome, ds, man, retire};
 use crate::cli::Global;
 use crate::dev::machine;
@@ -33,8 +33,9 @@ Started by `dvs daemon`, one process each, with their instructions in the variab
 Started by `dvs dev`:
   dvs internal machine     first process of a simulated machine
 
-Started by `dvs import`, in the container:
+Started by `dvs import` and `dvs cp`, in the container:
   dvs internal unpack      makes files of a tar stream
+  dvs internal pack        makes a tar stream of files
 
 Started by `dvs ds`, in the container:
   dvs internal ds          speaks to the key-value server
@@ -52,6 +53,8 @@ pub enum Command {
     Enter(machine::EnterOptions),
     /// Make files of a tar stream, inside a container (`dvs import`).
     Unpack(unpack::Options),
+    /// Make a tar stream of files, inside a container (`dvs cp`).
+    Pack(pack::Options),
     /// Speak to the key-value server, inside a container (`dvs ds`).
     Ds {
         /// Standard input is one request, and the answer is for people or in the form of `--output`.
@@ -89,6 +92,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Machine(options) => machine::execute(&options),
         Command::Enter(options) => machine::enter(&options),
         Command::Unpack(options) => Ok(unpack::execute(&options)),
+        Command::Pack(options) => Ok(pack::execute(&options)),
         Command::Man(options) => man::execute(&options),
         Command::Retire(options) => retire::execute(global, &options),
         Command::Ds { one } => ds::speak(global.output, if one { ds::Lines::One } else { ds::Lines::All }),

@@ -1,19 +1,26 @@
 //! One file per command. Each has its options, its help with examples, and `execute`.
 
 pub mod access;
+pub mod apply;
 pub mod attach;
 pub mod audit;
 pub mod cluster;
 pub mod completion;
 pub mod context;
+pub mod cp;
 pub mod daemon;
 pub mod dc;
 pub mod dev;
 pub mod doctor;
 pub mod ds;
+pub mod events;
 pub mod exec;
+mod follow;
 pub mod import;
+pub mod info;
+pub mod inspect;
 pub mod internal;
+mod kept;
 pub mod kill;
 pub mod logs;
 pub mod man;
@@ -26,7 +33,11 @@ pub mod retire;
 pub mod run;
 pub mod service;
 pub mod session;
+pub mod stats;
+pub mod stop;
+pub mod tree;
 pub mod version;
+pub mod wait;
 
 use std::io::{StdoutLock, Write};
 use std::process::ExitCode;
@@ -52,6 +63,18 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Logs(options) => logs::execute(global, &options),
         Command::Kill(options) => kill::execute(global, &options),
         Command::Import(options) => import::execute(global, &options),
+        Command::Cp(options) => cp::execute(global, &options),
+        Command::Start { dc } => dc::start(global, &dc),
+        Command::Stop(options) => stop::execute(global, options),
+        Command::Restart(options) => stop::execute_restart(global, &options),
+        Command::Rm(options) => dc::delete(global, &options),
+        Command::Wait(options) => wait::execute(global, &options),
+        Command::Info(options) => info::execute(global, &options),
+        Command::Inspect(options) => inspect::execute(global, options),
+        Command::Stats(options) => stats::execute_stats(global, &options),
+        Command::Top(options) => stats::execute_top(global, &options),
+        Command::Plan(options) => apply::execute_plan(global, &options),
+        Command::Apply(options) => apply::execute_apply(global, &options),
         Command::Dc(command) => dc::execute(global, command),
         Command::Service(command) => service::execute(global, command),
         Command::Port(command) => port::execute(global, command),
@@ -60,6 +83,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Cluster(command) => cluster::execute(global, &command),
         Command::Access(command) => access::execute(global, &command),
         Command::Context(command) => context::execute(global, &command),
+        Command::Events(options) => events::execute(global, &options),
         Command::Audit(options) => audit::execute(global, &options),
         Command::Dev(command) => dev::execute(global, command),
         Command::Metrics(options) => metrics::execute(global, &options),

@@ -19,7 +19,8 @@ Examples:
   dvs ps                                   all containers
   dvs ps shop                              one container
   dvs ps shop --all                        also programs that ended
-  dvs kill shop $(dvs ps shop -o name)     end them all")]
+  dvs ps shop --filter user=33 --node n2   those of one user, on one node
+  dvs kill shop $(dvs ps shop -q)          end them all")]
 pub struct Options {
     /// Container [default: all].
     #[arg(add = names::containers())]
@@ -27,6 +28,49 @@ pub struct Options {
     /// Show also programs that have ended, with their exit status.
     #[arg(short, long)]
     all: bool,
+    /// Only those on this node.
+    #[arg(long, value_name = "NODE", add = names::nodes())]
+    node: Option<String>,
+    /// Only those of which it is so: state=running, user=33, command=TEXT; may be repeated.
+    #[arg(short, long, value_name = "WHAT=VALUE", value_parser = parse_filter)]
+    filter: Vec<Filter>,
+    /// Print PIDs alone, as -o name does.
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// What a process must be.
+#[derive(Clone, Debug)]
+enum Filter {
+    /// As the table of processes shows it, or its first word.
+    State(String),
+    User(u32),
+    /// Some part of it.
+    Command(String),
+}
+
+fn parse_filter(text: &str) -> Result<Filter, String> {
+    let known = "state=STATE, user=NUMBER or command=TEXT";
+    match text.split_once('=') {
+        Some(("state" | "status", state)) => Ok(Filter::State(state.to_owned())),
+        Some(("user", "root")) => Ok(Filter::User(0)),
+        Some(("user", user)) => user.parse().map(Filter::User).map_err(|_| known.to_owned()),
+        Some(("command" | "name", text)) => Ok(Filter::Command(text.to_owned())),
+        _ => Err(known.to_owned()),
+    }
+}
+
+impl Filter {
+    fn admits(&self, process: &Process) -> bool {
+        match self {
+            Filter::State(wanted) => {
+                let state = state(process);
+                state == *wanted || state.split(' ').next() == Some(wanted)
+            }
+            Filter::User(uid) => process.uid == *uid,
+            Filter::Command(text) => command(&process.command).contains(text),
+        }
+    }
 }
 
 pub fn execute(global: &Global, options: &Options) -> Outcome {
@@ -50,16 +94,22 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         Ok(found)
     })?;
     let mut found = fetched?;
-    found.retain(|(_, process)| options.all || process.state != ProcessState::Exited);
+    let wants_ended = options.all || options.filter.iter().any(|filter| matches!(filter, Filter::State(_)));
+    found.retain(|(_, process)| {
+        let is_on = options.node.as_ref().is_none_or(|node| *node == process.node);
+        let is_shown = wants_ended || process.state != ProcessState::Exited;
+        is_on && is_shown && options.filter.iter().all(|filter| filter.admits(process))
+    });
     found.sort_by(|(dc, process), (other_dc, other)| (dc, process.pid).cmp(&(other_dc, other.pid)));
+    let format = if options.quiet { Format::Name } else { global.output };
     print(|out| match options.dc {
         Some(_) => {
             let rows: Vec<Process> = found.into_iter().map(|(_, process)| process).collect();
-            output::list(out, global.output, &rows)
+            output::list(out, format, &rows)
         }
         None => {
             let rows: Vec<Placed> = found.into_iter().map(|(dc, process)| Placed { dc, process }).collect();
-            output::list(out, global.output, &rows)
+            output::list(out, format, &rows)
         }
     })
 }
@@ -108,16 +158,18 @@ impl Row for Placed {
 }
 
 /// Our own helpers inside a container by what people typed.
-fn command(words: &[String]) -> String {
+pub fn command(words: &[String]) -> String {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
         ["/proc/self/exe", "internal", "unpack", destination] => format!("(dvs import to {destination})"),
+        ["/proc/self/exe", "internal", "unpack", destination, ..] => format!("(dvs cp to {destination})"),
+        ["/proc/self/exe", "internal", "pack", source, ..] => format!("(dvs cp of {source})"),
         ["/proc/self/exe", "internal", "ds", ..] => "(dvs ds)".to_owned(),
         _ => words.join(" "),
     }
 }
 
-fn state(process: &Process) -> String {
+pub fn state(process: &Process) -> String {
     match (process.state, process.exit, &process.cause) {
         (ProcessState::Running | ProcessState::Sleeping, ..) if process.waits_for_tree => "waits for tree".to_owned(),
         (ProcessState::Running, ..) => "running".to_owned(),

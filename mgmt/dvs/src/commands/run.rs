@@ -82,6 +82,9 @@ pub struct Start {
     /// Start it, print its PID and go.
     #[arg(short, long, conflicts_with_all = ["interactive", "terminal"])]
     pub detach: bool,
+    /// Keep nothing of its output for dvs logs.
+    #[arg(long)]
+    pub no_log: bool,
     /// Set a variable; KEY alone takes the value it has here.
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse_env())]
     pub env: Vec<OsString>,
@@ -124,6 +127,7 @@ impl Start {
             terminal: session::terminal_size(&manner),
             interactive: manner != Manner::Output,
             detach: self.detach,
+            unlogged: self.no_log,
         }
     }
 }

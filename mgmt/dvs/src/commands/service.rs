@@ -367,6 +367,19 @@ fn in_words(state: ServiceState) -> String {
 }
 
 /// What was done, for programs.
+/// How people see one.
+pub fn view(service: &ServiceInfo, out: &mut impl std::io::Write) -> std::io::Result<()> {
+    let command: Vec<String> = service.spec.command.iter().map(Bytes::lossy).collect();
+    let mut facts = output::Table::new(&["SERVICE", &service.spec.name]);
+    facts.push(vec!["command".to_owned(), command.join(" ")]);
+    facts.push(vec!["wanted".to_owned(), if service.is_wanted { "yes" } else { "no" }.to_owned()]);
+    facts.print(out)?;
+    writeln!(out)?;
+    let mut instances = output::Table::new(ServiceInstance::HEADINGS);
+    service.instances.iter().for_each(|instance| instances.push(instance.cells()));
+    instances.print(out)
+}
+
 impl Row for ServiceInfo {
     const HEADINGS: &'static [&'static str] = &["SERVICE", "INSTANCES"];
 

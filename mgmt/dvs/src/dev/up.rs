@@ -105,6 +105,8 @@ pub struct Wish<'a> {
     pub engine: EngineKind,
     /// Pairs of proxies between two nodes; the daemon's default when absent.
     pub pairs: Option<u8>,
+    /// Whether links are encrypted; the daemon's default when absent.
+    pub link_tls: Option<bool>,
     pub contents: Contents,
     /// The binary whose `daemon` command the nodes run; our own when absent.
     pub program: Option<PathBuf>,
@@ -224,6 +226,7 @@ fn plan(places: &Places, wish: &Wish<'_>) -> Result<DevCluster, UpError> {
         transport: wish.transport.map(str::to_owned),
         etcd_members: wish.engine.members(wish.nodes),
         pairs: wish.pairs,
+        link_tls: wish.link_tls,
         is_bare: wish.contents == Contents::Nothing,
         hub: None,
         nodes: (0..usize::from(wish.nodes)).map(node).collect(),
@@ -314,6 +317,8 @@ struct DaemonFile<'a> {
     transports: Option<Vec<&'a str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pairs: Option<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    link_tls: Option<bool>,
     ethernet: &'a str,
     log: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -349,14 +354,19 @@ impl EtcdTable {
 struct Joined {
     transport: Option<String>,
     pairs: Option<u8>,
+    link_tls: Option<bool>,
     etcd: Option<EtcdTable>,
 }
 
 /// Writes the settings of a node and starts its daemon in its machine.
 pub fn start_daemon(places: &Places, cluster: &mut DevCluster, index: usize) -> Result<(), UpError> {
     let cluster_name = cluster.name.clone();
-    let joined =
-        Joined { transport: cluster.transport.clone(), pairs: cluster.pairs, etcd: EtcdTable::of(cluster, index) };
+    let joined = Joined {
+        transport: cluster.transport.clone(),
+        pairs: cluster.pairs,
+        link_tls: cluster.link_tls,
+        etcd: EtcdTable::of(cluster, index),
+    };
     let program = cluster.program.to_string_lossy().into_owned();
     let Some(node) = cluster.nodes.get_mut(index) else { return Ok(()) };
     let failed = |source| UpError::Daemon { node: node.name.clone(), source };
@@ -389,6 +399,7 @@ fn write_settings(places: &Places, cluster: &str, joined: Joined, node: &DevNode
         tls_dir: node.state_dir.join("tls"),
         transports: joined.transport.as_deref().map(|transport| vec![transport]),
         pairs: joined.pairs,
+        link_tls: joined.link_tls,
         ethernet: network::INSIDE,
         log: "info",
         etcd: joined.etcd,

@@ -2,9 +2,7 @@
 
 use std::fs;
 use std::net::IpAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, SystemTime};
 
 use axum::body::{Body, Bytes};
@@ -13,7 +11,6 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use hyper::body::Frame;
 use mgmt_api::{ACCESS_SECONDS, AccessFile, AccessInfo, AccessRequest, ErrorBody, ErrorKind, Myself, path, utc};
 use pki::PersonCertificate;
 use serde::Deserialize;
@@ -21,6 +18,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 
 use super::failure::{Failure, failure};
+use super::following::Following;
 use super::gate::Caller;
 use super::remote::Question;
 use super::{Api, blocking, is_forwarded, parse, read_body};
@@ -241,19 +239,4 @@ pub async fn audit(
         }
     });
     Ok((media, Body::new(Following(receiver))).into_response())
-}
-
-/// Goes on as long as somebody listens.
-struct Following(mpsc::Receiver<Bytes>);
-
-impl hyper::body::Body for Following {
-    type Data = Bytes;
-    type Error = std::convert::Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        task: &mut TaskContext<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, std::convert::Infallible>>> {
-        self.0.poll_recv(task).map(|next| next.map(|line| Ok(Frame::data(line))))
-    }
 }

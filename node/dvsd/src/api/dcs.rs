@@ -20,8 +20,8 @@ use serde::Deserialize;
 
 use super::failure::{Failure, failure, no_such_dc};
 use super::tree::Sight;
-use super::{Api, blocking, nodes, parse, phase, ports, read_body};
-use crate::farewell;
+use super::{Api, blocking, changes, nodes, parse, phase, read_body};
+use crate::farewell::{self, Ending};
 use crate::kinds;
 use crate::ledger::{self, Booking, Change};
 use crate::level;
@@ -165,9 +165,20 @@ async fn delete_and_wait(api: &Arc<Api>, dc: &str, images: Images) -> Result<(),
         .await?;
     if let Some(view) = everywhere_gone {
         let api = Arc::clone(api);
-        blocking(move || Ok(farewell::forget(&*api.context.engine, &view)?)).await?;
+        blocking(move || forget(&*api.context.engine, view)).await?;
     }
     Ok(())
+}
+
+/// Whoever is told that a container is deleted may make another one of that name at once.
+fn forget(engine: &dyn Engine, mut view: DcView) -> Result<(), Failure> {
+    for _ in 0..ATTEMPTS {
+        match farewell::forget(engine, &view)? {
+            Ending::Gone => return Ok(()),
+            Ending::Contended(now) => view = *now,
+        }
+    }
+    Err(failure(ErrorKind::Unavailable, format!("others were faster {ATTEMPTS} times"), "again"))
 }
 
 pub async fn channels(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result<Json<Vec<ChannelInfo>>, Failure> {
@@ -252,8 +263,8 @@ fn describe(view: &DcView, unreachable: &BTreeSet<String>, full: &BTreeMap<Strin
             }
         }
     }
-    let DcRecord { id, spec, placement, created_s, .. } = view.record.clone();
-    Dc { id, spec, placement, phase, shares, created_s }
+    let DcRecord { id, spec, placement, generation, created_s, .. } = view.record.clone();
+    Dc { id, spec, placement, phase, shares, generation, created_s }
 }
 
 /// What there should be on nodes whose daemons report nothing: they are down, or were just asked to.
@@ -320,18 +331,21 @@ fn decide(engine: &dyn Engine, spec: &DcSpec, desired: Desired) -> Result<Decisi
     }
     let accounts = ledger::accounts_in(&[capacity, promised])?;
     let level = level::listed(&format)?;
-    if !spec.ports.is_empty() || spec.egress.is_some() {
-        ports::demand_release(level)?;
-    }
+    changes::demand_release(spec, level)?;
     let kinds = kinds::known_at(level);
     let placement = placer::place(spec, &kinds, &accounts).map_err(|shortage| shortage.refusal(&spec.name))?;
     let booking = ledger::book(&accounts, &placement.promised, Change::Promise);
     Ok(Decision { placement, booking, number: number.map_err(no_number)? })
 }
 
+/// Where it would stand, if it were made now.
+pub fn admit(engine: &dyn Engine, spec: &DcSpec, desired: Desired) -> Result<Placement, Failure> {
+    Ok(decide(engine, spec, desired)?.placement)
+}
+
 /// Disks whose space is set aside must fit in what is free now where they are placed, whoever took the rest. A node
 /// that does not say what it has decides when they are made.
-async fn demand_space(api: &Arc<Api>, name: &str, placement: &Placement) -> Result<(), Failure> {
+pub async fn demand_space(api: &Arc<Api>, name: &str, placement: &Placement) -> Result<(), Failure> {
     let wanted = placement.promised.iter().map(|(node, promise)| (node, promise.disk_bytes));
     for (node, bytes) in wanted.filter(|(_, bytes)| *bytes > 0) {
         let Some(free) = nodes::free_bytes(api, node).await.filter(|free| *free < bytes) else { continue };

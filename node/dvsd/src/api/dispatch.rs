@@ -10,8 +10,8 @@ use mgmt_api::routes::{Operation, ROUTES};
 
 use super::failure::{Failure, failure};
 use super::{
-    Api, BODY_BYTES_MAX, access, backup, dcs, examination, gate, health, joining, nodes, ports, processes, requests,
-    services, settings, spans, upgrade,
+    Api, BODY_BYTES_MAX, access, backup, changes, dcs, events, examination, gate, health, joining, nodes, plans, ports,
+    processes, requests, services, settings, spans, upgrade, usage,
 };
 
 fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
@@ -28,6 +28,8 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
         Operation::Nodes => get(nodes::list),
         Operation::Node => get(nodes::show),
         Operation::NodeChange => patch(nodes::change),
+        Operation::Plan => post(plans::plan),
+        Operation::DcChange => patch(changes::change),
         Operation::NodeRemove => delete(nodes::remove),
         Operation::Level => get(upgrade::level),
         Operation::Upgrade => get(upgrade::show),
@@ -45,6 +47,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
         Operation::AccessRemove => delete(access::remove),
         Operation::Myself => get(access::myself),
         Operation::Audit => get(access::audit),
+        Operation::Events => get(events::follow),
         Operation::Dcs => get(dcs::list),
         Operation::DcCreate => post(dcs::create),
         Operation::Dc => get(dcs::show),
@@ -54,6 +57,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
         Operation::DcNodeAdd => post(spans::add),
         Operation::DcNodeRemove => delete(spans::remove),
         Operation::DcChannels => get(dcs::channels),
+        Operation::DcUsage => get(usage::list),
         Operation::Services => get(services::list),
         Operation::ServiceAdd => post(services::add),
         Operation::Service => get(services::show),
@@ -72,6 +76,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
         Operation::Attach => get(processes::attach),
         Operation::Logs => get(processes::logs),
         Operation::Exec => post(processes::exec),
+        Operation::Export => get(processes::export),
         Operation::Import => post(processes::import),
     }
 }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use axum::Json;
 use axum::body::Bytes;
@@ -19,6 +19,7 @@ use crate::context::Context;
 use crate::diagnosis::{self, Asked, ClockOff, Seen};
 use crate::member;
 use crate::quorum::EngineFile;
+use crate::records;
 use crate::space::Space;
 use crate::state;
 
@@ -41,7 +42,7 @@ pub async fn examine(State(api): State<Arc<Api>>) -> Result<Json<Examination>, F
     let mut seen = asking.join_all().await;
     seen.sort_by(|one, other| one.name.cmp(&other.name));
     let (own, cluster) = (api.context.config.node.clone(), api.context.config.cluster.clone());
-    let troubles = diagnosis::troubles(&own, &seen, now_ms() / 1000);
+    let troubles = diagnosis::troubles(&own, &seen, records::now_ms() / 1000);
     Ok(Json(Examination { cluster, seen_from: own, nodes: names, troubles }))
 }
 
@@ -68,7 +69,7 @@ async fn itself(api: &Arc<Api>) -> Asked {
 async fn ask(api: &Api, name: &str) -> Asked {
     let Some(member) = api.context.member(name) else { return Asked::NoAnswer("it is not known any more".to_owned()) };
     let question = Question { method: Method::GET, path: path::FACTS.to_owned(), body: Bytes::new(), is_stream: false };
-    let asked_ms = now_ms();
+    let asked_ms = records::now_ms();
     let answer = async {
         let answer = api.remote.forward(&member, &question).await?;
         let status = answer.status();
@@ -78,7 +79,7 @@ async fn ask(api: &Api, name: &str) -> Asked {
     match answer.await {
         Ok((status, body)) if status.is_success() => match parse::<NodeFacts>(&body) {
             Ok(facts) => {
-                let clock = ClockOff::between(asked_ms, facts.clock_ms, now_ms());
+                let clock = ClockOff::between(asked_ms, facts.clock_ms, records::now_ms());
                 Asked::Answered { facts, clock }
             }
             Err(_) => Asked::NoAnswer("it answered something else: another version?".to_owned()),
@@ -117,7 +118,7 @@ fn own_facts(context: &Context) -> NodeFacts {
         member: runs_member.then(|| member_facts(&config.run_dir, &log_dir)),
         log_dir: log_dir.display().to_string(),
         // Last, and so the nearest to the answer.
-        clock_ms: now_ms(),
+        clock_ms: records::now_ms(),
     }
 }
 
@@ -126,9 +127,4 @@ fn member_facts(run_dir: &Path, log_dir: &Path) -> MemberFacts {
         state::recorded(run_dir).iter().any(|child| child.role == member::NAME && state::is_running(child));
     let log = log_dir.join(format!("{}.log", member::NAME));
     MemberFacts { is_running, last_words: if is_running { None } else { member::last_words(&log) } }
-}
-
-fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -8,7 +8,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use axum::extract::{Request, State};
 use axum::http::header::{AUTHORIZATION, CONNECTION, WWW_AUTHENTICATE};
@@ -26,6 +26,7 @@ use super::{Api, FORWARDED};
 use crate::people::known::{Guest, Identity};
 use crate::people::limits::{Rate, Rates, network_of};
 use crate::people::records::Refusal;
+use crate::records;
 use crate::records::now_s;
 
 /// Failures to say who one is, from one address, before they are no more looked at and written down one by one.
@@ -367,7 +368,7 @@ impl Noted {
         let name = |kind: ErrorKind| serde_json::to_value(kind).ok()?.as_str().map(str::to_owned);
         let took = self.since.elapsed();
         self.api.context.audit.write(AuditEntry {
-            at_ms: now_ms(),
+            at_ms: records::now_ms(),
             node: self.api.context.config.node.clone(),
             who: self.caller.who.clone(),
             operation: self.operation.to_owned(),
@@ -400,9 +401,4 @@ impl Drop for Noted {
     fn drop(&mut self) {
         self.write(None, None);
     }
-}
-
-fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

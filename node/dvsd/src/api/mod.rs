@@ -7,17 +7,22 @@
 
 mod access;
 mod backup;
+mod changes;
 mod dcs;
 mod dispatch;
 pub use dispatch::router;
+mod events;
 mod examination;
 pub mod failure;
+mod following;
 pub mod gate;
+mod gather;
 mod health;
 mod joining;
 pub use health::checks;
 pub use mgmt_api::HealthCheck;
 mod nodes;
+mod plans;
 mod ports;
 pub use nodes::unreachable_since;
 mod processes;
@@ -34,6 +39,7 @@ mod spans;
 mod stream;
 mod tree;
 mod upgrade;
+mod usage;
 mod words;
 
 use std::collections::BTreeMap;

@@ -9,7 +9,7 @@ use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, Request, State};
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use axum::response::IntoResponse;
 use hyper::body::Frame;
 use keeper::{KeeperClient, KeeperError, StreamEnd};
@@ -19,22 +19,18 @@ use mgmt_api::{
 use serde::Deserialize;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::UnixStream;
-use tokio::task::JoinSet;
 
 use super::failure::{Failure, failure};
 use super::gate::Caller;
+use super::gather::{self, gather};
 use super::remote::{Question, is_switching};
 use super::words::{self, Asked};
-use super::{Api, blocking, is_forwarded, nodes, parse, read_body, stream, wants_stream};
+use super::{Api, blocking, is_forwarded, parse, read_body, stream, wants_stream};
 use crate::people::known::Guest;
 use crate::reconcile::parts::{keeper_socket, programs_dir};
-use crate::records::{DcView, Desired};
+use crate::records::DcView;
 use crate::spec;
 
-/// A node that does not list its processes within this is left out.
-const LIST_LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
-/// The same for one to which there is no link: its daemon may still be reached, but hardly is.
-const UNREACHABLE_LIMIT: std::time::Duration = std::time::Duration::from_millis(500);
 /// Bytes of a log passed on at a time.
 const LOG_CHUNK: usize = 16 * 1024;
 
@@ -76,6 +72,16 @@ pub async fn exec(
 pub struct ImportQuery {
     path: String,
     node: Option<String>,
+    top: Option<String>,
+    #[serde(default)]
+    mine: bool,
+}
+
+#[derive(Deserialize)]
+pub struct ExportQuery {
+    path: String,
+    node: Option<String>,
+    top: Option<String>,
 }
 
 pub async fn import(
@@ -90,7 +96,28 @@ pub async fn import(
         return Err(failure(ErrorKind::BadRequest, "an import is a stream", "the header 'Upgrade: dvs-stream'"));
     }
     let node = chosen_node(&view, query.node.as_deref())?;
-    answer_at(&api, &view, &node, incoming, Start::Run(unpacker(&query.path)?, None)).await
+    let mut options: Vec<&str> = query.top.iter().flat_map(|top| ["--top", top]).collect();
+    options.extend(query.mine.then_some("--mine"));
+    let run = helper("unpack", &[&[&*in_tree(&query.path)?], &*options].concat());
+    answer_at(&api, &view, &node, incoming, Start::Run(run, None)).await
+}
+
+pub async fn export(
+    State(api): State<Arc<Api>>,
+    Path(dc): Path<String>,
+    Query(query): Query<ExportQuery>,
+    request: Request,
+) -> Result<Response<Body>, Failure> {
+    let view = api.dc(&dc).await?;
+    let incoming = Incoming::take(request).await?;
+    if incoming.client.is_none() {
+        return Err(failure(ErrorKind::BadRequest, "an export is a stream", "the header 'Upgrade: dvs-stream'"));
+    }
+    let node = chosen_node(&view, query.node.as_deref())?;
+    let path = in_tree(&query.path)?;
+    let own = path.rsplit('/').next().unwrap_or_default();
+    let run = RunRequest { unlogged: true, ..helper("pack", &[&path, query.top.as_deref().unwrap_or(own)]) };
+    answer_at(&api, &view, &node, incoming, Start::Run(run, None)).await
 }
 
 pub async fn attach(
@@ -119,49 +146,14 @@ pub async fn list(
     headers: HeaderMap,
 ) -> Result<Response<Body>, Failure> {
     let view = api.dc(&dc).await?;
+    let mut found =
+        gather(&api, &view, &headers, path::PROCESSES, |api, view| async move { local_processes(&api, &view).await })
+            .await?;
     if is_forwarded(&headers) {
-        return Ok(Json(local_processes(&api, &view).await?).into_response());
+        return Ok(found.answer());
     }
-    let also = Arc::clone(&api);
-    let alive = blocking(move || Ok(nodes::alive(&also.context)?)).await?;
-    let unreachable = nodes::unreachable(&api.context);
-    // All at once: one that does not answer holds up nobody else's answer.
-    let mut asked = JoinSet::new();
-    for node in view.record.spec.nodes.clone() {
-        let (api, view, is_alive) = (Arc::clone(&api), view.clone(), alive.contains_key(&node));
-        let limit = if unreachable.contains(&node) { UNREACHABLE_LIMIT } else { LIST_LIMIT };
-        asked.spawn(async move {
-            let found = if node == api.context.config.node {
-                local_processes(&api, &view).await
-            } else if is_alive {
-                let asked = tokio::time::timeout(limit, remote_processes(&api, &view.record.spec.name, &node)).await;
-                asked.unwrap_or_else(|_| Err(failure(ErrorKind::TimedOut, "it does not answer", "again")))
-            } else if view.record.desired == Desired::Running {
-                Err(failure(ErrorKind::Unavailable, "it is down", "dvs node ls"))
-            } else {
-                Ok(Vec::new())
-            };
-            (node, found)
-        });
-    }
-    let (mut processes, mut missing) = (Vec::new(), Vec::new());
-    while let Some(answer) = asked.join_next().await {
-        let Ok((node, found)) = answer else {
-            tracing::error!(dc, "a task that asked a node for its processes had panicked");
-            continue;
-        };
-        match found {
-            Ok(found) => processes.extend(found),
-            Err(Failure(body)) => missing.push(format!("{node}: {}", body.what)),
-        }
-    }
-    missing.sort();
-    processes.sort_by_key(|process| process.pid);
-    let mut response = Json(processes).into_response();
-    // A text that is no header would be one that a node made up.
-    for value in missing.iter().filter_map(|text| HeaderValue::from_str(text).ok()) {
-        response.headers_mut().append(path::MISSING, value);
-    }
+    found.items.sort_by_key(|process| process.pid);
+    let response = found.answer();
     let notes = api.notes(&view, &view.record.spec.nodes).await;
     Ok(with_notes(response, &notes))
 }
@@ -240,7 +232,7 @@ pub async fn running_on(api: &Arc<Api>, view: &DcView, node: &str) -> Result<usi
     let found = if node == api.context.config.node {
         local_processes(api, view).await?
     } else {
-        remote_processes(api, &view.record.spec.name, node).await?
+        gather::ask::<Process>(api, view, node, path::PROCESSES).await?
     };
     let lives = |process: &&Process| !matches!(process.state, ProcessState::Exited | ProcessState::Zombie);
     Ok(found.iter().filter(lives).count())
@@ -362,6 +354,14 @@ enum Start {
 }
 
 impl Start {
+    /// What is asked to be started has the container's variables, too; its own come last and win.
+    fn in_environment(mut self, env: &[mgmt_api::Bytes]) -> Start {
+        if let Start::Run(run, _) | Start::Exec(ExecRequest { run, .. }, _) = &mut self {
+            run.env.splice(0..0, env.iter().cloned());
+        }
+        self
+    }
+
     fn asked<'a>(&'a self, dc: &'a str) -> Asked<'a> {
         let run = match self {
             Start::Run(run, _) => Some(run),
@@ -394,6 +394,7 @@ impl Start {
 async fn begin(api: &Arc<Api>, view: &DcView, incoming: Incoming, start: Start) -> Result<Response<Body>, Failure> {
     refuse_failed(view)?;
     let keeper = keeper(api, view).await?;
+    let start = start.in_environment(&view.record.spec.env);
     if let Some(client) = incoming.client {
         let dc = view.record.spec.name.clone();
         stream::hand_over(client, incoming.guest, move |client| match start.hand(&keeper, &client) {
@@ -474,28 +475,19 @@ async fn local_processes(api: &Arc<Api>, view: &DcView) -> Result<Vec<Process>, 
     .await
 }
 
-async fn remote_processes(api: &Arc<Api>, dc: &str, node: &str) -> Result<Vec<Process>, Failure> {
-    let Some(record) = api.context.member(node) else { return Ok(Vec::new()) };
-    let path = path::fill(path::PROCESSES, &[("dc", dc)]);
-    let question = Question { method: Method::GET, path, body: Bytes::new(), is_stream: false };
-    let answer = api.remote.forward(&record, &question).await?;
-    let status = answer.status();
-    let bytes = read_body(answer.into_body()).await?;
-    if status.is_success() { parse(&bytes) } else { Err(Failure(parse(&bytes)?)) }
+fn in_tree(path: &str) -> Result<String, Failure> {
+    mgmt_api::in_tree(path).ok_or_else(|| {
+        let what = format!("{path:?} is not a path in the tree");
+        failure(ErrorKind::BadRequest, what, "an absolute path without ..")
+    })
 }
 
-/// The program that unpacks an imported tree inside the container: our own binary, which the keeper is before it
-/// becomes a program.
-fn unpacker(path: &str) -> Result<RunRequest, Failure> {
-    let Some(target) = mgmt_api::in_tree(path) else {
-        return Err(failure(
-            ErrorKind::BadRequest,
-            format!("{path:?} is not a path in the tree"),
-            "an absolute path without ..",
-        ));
-    };
-    let argv = ["/proc/self/exe", "internal", "unpack", &target].map(mgmt_api::Bytes::from).to_vec();
-    Ok(RunRequest {
+/// A program that packs or unpacks inside the container: our own binary, which the keeper is before it becomes a
+/// program.
+fn helper(what: &str, arguments: &[&str]) -> RunRequest {
+    let argv = ["/proc/self/exe", "internal", what].into_iter().chain(arguments.iter().copied());
+    let argv = argv.map(mgmt_api::Bytes::from).collect();
+    RunRequest {
         argv,
         node: None,
         env: Vec::new(),
@@ -506,7 +498,8 @@ fn unpacker(path: &str) -> Result<RunRequest, Failure> {
         terminal: None,
         interactive: true,
         detach: false,
-    })
+        unlogged: false,
+    }
 }
 
 // ---- following a log

@@ -129,17 +129,10 @@ fn seat(engine: &dyn Engine, dc: &str, node: &str) -> Result<DcView, Failure> {
         }
         let record = with_node(&view.record, node)?;
         spec::check(&record.spec, &known_nodes(engine)?)?;
-        if nodes::wishes(engine)?.get(node).is_some_and(|wish| wish.cordoned) {
-            return Err(ErrorBody::new(ErrorKind::Conflict, format!("container '{dc}' does not come to node {node}"))
-                .because("it is cordoned: it takes nothing new")
-                .hint(format!("another node, or dvs node uncordon {node}"))
-                .into());
-        }
+        demand_open(engine, dc, node)?;
         let accounts = ledger::accounts(engine)?;
+        demand_promise(&accounts, &record, node)?;
         let promise = record.placement.promised.get(node).copied().unwrap_or_default();
-        if let Some(account) = accounts.get(node) {
-            account.admits(node, &promise).map_err(|shortage| shortage.refusal(dc))?;
-        }
         let promised = BTreeMap::from([(node.to_owned(), promise)]);
         let mut booking = ledger::book(&accounts, &promised, Change::Promise);
         let key = records::dc_key(dc);
@@ -153,6 +146,30 @@ fn seat(engine: &dyn Engine, dc: &str, node: &str) -> Result<DcView, Failure> {
         }
     }
     Err(contended())
+}
+
+/// Whether a node would be given a seat.
+pub fn admit(engine: &dyn Engine, record: &DcRecord, node: &str) -> Result<(), Failure> {
+    let with = with_node(record, node)?;
+    spec::check(&with.spec, &known_nodes(engine)?)?;
+    demand_open(engine, &record.spec.name, node)?;
+    demand_promise(&ledger::accounts(engine)?, &with, node)
+}
+
+fn demand_open(engine: &dyn Engine, dc: &str, node: &str) -> Result<(), Failure> {
+    if !nodes::wishes(engine)?.get(node).is_some_and(|wish| wish.cordoned) {
+        return Ok(());
+    }
+    Err(ErrorBody::new(ErrorKind::Conflict, format!("container '{dc}' does not come to node {node}"))
+        .because("it is cordoned: it takes nothing new")
+        .hint(format!("another node, or dvs node uncordon {node}"))
+        .into())
+}
+
+fn demand_promise(accounts: &ledger::Accounts, record: &DcRecord, node: &str) -> Result<(), Failure> {
+    let promise = record.placement.promised.get(node).copied().unwrap_or_default();
+    let Some(account) = accounts.get(node) else { return Ok(()) };
+    Ok(account.admits(node, &promise).map_err(|shortage| shortage.refusal(&record.spec.name))?)
 }
 
 /// Takes the node's name out of the record; it ends what it has by itself. Repeatable.
@@ -179,7 +196,7 @@ fn unseat(engine: &dyn Engine, dc: &str, node: &str, seen: u64) -> Result<DcView
     Err(contended())
 }
 
-fn known_nodes(engine: &dyn Engine) -> Result<spec::KnownNodes, Failure> {
+pub fn known_nodes(engine: &dyn Engine) -> Result<spec::KnownNodes, Failure> {
     let mut known = spec::KnownNodes::new();
     for entry in engine.list(records::MEMBERS)?.entries {
         let node: NodeRecord = records::decode(&entry)?;
@@ -247,7 +264,7 @@ pub fn demand_lasting(record: &DcRecord) -> Result<(), Failure> {
     }
 }
 
-fn check_removal(record: &DcRecord, node: &str) -> Result<(), Failure> {
+pub fn check_removal(record: &DcRecord, node: &str) -> Result<(), Failure> {
     let dc = &record.spec.name;
     if !record.spec.nodes.iter().any(|one| one == node) {
         return Err(spans_not(record, node));

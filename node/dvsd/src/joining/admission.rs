@@ -299,7 +299,7 @@ mod tests {
         let refused = admit_to(&engine, &old).unwrap_err();
         assert_eq!(refused.kind, ErrorKind::Conflict);
         let words = refused.to_string();
-        assert!(words.contains("format 2") && words.contains("reads version 1"), "{words}");
+        assert!(words.contains("format 3") && words.contains("reads version 1"), "{words}");
         admit_to(&engine, &request(&secret, "n2")).expect("with the release of the cluster it comes in");
     }
 

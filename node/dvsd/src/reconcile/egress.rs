@@ -53,6 +53,14 @@ pub fn descriptors(
     Ok([("net", net), ("stream", stream), ("datagrams", datagrams)].map(|(name, fd)| (name.to_owned(), fd)).into())
 }
 
+/// Nothing of it is left in the container.
+pub fn close(keeper: &KeeperClient) -> Result<(), Problem> {
+    for kept in [CONTROL, HEARING, STREAM, DATAGRAMS] {
+        keeper.drop_stored(kept)?;
+    }
+    Ok(egress::remove_routes(keeper.namespaces()?.net)?)
+}
+
 /// Of the gate's spawn record. `nodes`: addresses that it never reaches.
 pub fn options(spec: &EgressSpec, nodes: &[Ipv4Addr]) -> Result<Value, Problem> {
     let rules = spec.allow.iter().map(|rule| rule.parse()).collect::<Result<Vec<EgressRule>, _>>()?;

@@ -43,6 +43,10 @@ struct InboxInner {
     /// The lease changed: what was reported is gone.
     report_again: bool,
     stopping: bool,
+    /// Counts what the worker was told.
+    told: u64,
+    /// The worker hears nothing any more.
+    ended: bool,
 }
 
 impl Inbox {
@@ -50,9 +54,28 @@ impl Inbox {
         Ok(Inbox { inner: Mutex::default(), bell: sys::eventfd::create()? })
     }
 
-    fn change(&self, change: impl FnOnce(&mut InboxInner)) {
-        change(&mut self.inner.lock());
+    /// False: nobody hears it.
+    fn change(&self, change: impl FnOnce(&mut InboxInner)) -> bool {
+        let mut inner = self.inner.lock();
+        if inner.ended {
+            return false;
+        }
+        inner.told += 1;
+        change(&mut inner);
+        drop(inner);
         sys::eventfd::signal(&self.bell);
+        true
+    }
+
+    fn has_ended(&self) -> bool {
+        self.inner.lock().ended
+    }
+
+    /// Of a worker that has nothing left to do: unless it was told something more.
+    fn ends_after(&self, told: u64) -> bool {
+        let mut inner = self.inner.lock();
+        inner.ended = inner.told == told;
+        inner.ended
     }
 }
 
@@ -79,7 +102,7 @@ impl Reconciler {
         let Some(order) = self.ours(order) else { return };
         let id = order.record.id;
         let mut workers = self.workers.lock();
-        if workers.get(&id).is_some_and(|worker| worker.thread.is_finished()) {
+        if workers.get(&id).is_some_and(|worker| worker.thread.is_finished() || worker.inbox.has_ended()) {
             workers.remove(&id);
         }
         // Our own last report comes back as news.
@@ -106,7 +129,12 @@ impl Reconciler {
             },
         };
         drop(workers);
-        inbox.change(|inner| inner.order = Some(order));
+        let mut order = Some(order);
+        inbox.change(|inner| inner.order = order.take());
+        // One that ends at this moment leaves it to the next one.
+        if let Some(left) = order {
+            self.order(left);
+        }
     }
 
     /// What this node has to do about a container. One that does not span it is nothing to it, unless it has something
@@ -176,6 +204,13 @@ impl Reconciler {
         }
     }
 
+    /// The same for one container.
+    pub fn look_again_at(&self, dc: u32) {
+        if let Some(worker) = self.workers.lock().get(&dc) {
+            worker.inbox.change(|_| ());
+        }
+    }
+
     /// Something that is in no order is other than before.
     pub fn look_again(&self) {
         for worker in self.workers.lock().values() {
@@ -202,5 +237,21 @@ impl Reconciler {
         let thread =
             std::thread::Builder::new().name(format!("dc-{id}")).spawn(move || worker::run(&context, &also))?;
         Ok(Worker { name: name.to_owned(), inbox, thread })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn worker_ends_only_when_it_has_heard_everything_and_then_hears_nothing_more() {
+        let inbox = Inbox::new().unwrap();
+        let told = inbox.inner.lock().told;
+        assert!(inbox.change(|inner| inner.report_again = true));
+        assert!(!inbox.ends_after(told), "it was told something meanwhile");
+        let told = inbox.inner.lock().told;
+        assert!(inbox.ends_after(told) && inbox.has_ended());
+        assert!(!inbox.change(|_| ()), "whoever tells it more hears that nobody listens");
     }
 }

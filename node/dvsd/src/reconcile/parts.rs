@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use abi::{DcId, Endpoint, Epoch};
 use broker::{BrokerError, DcOptions, Home, ServerIdentity};
 use keeper::{CallGateFds, FuseOptions, JobFds, KeeperClient, KeeperOptions, ProcFds};
-use mgmt_api::{DiskStore, PortSpec, SharePort, Volume};
+use mgmt_api::{DiskStore, EgressSpec, Limits, PortSpec, SharePort, Volume};
 use sandbox::cgroup::Cgroup;
 use sandbox::overlay::{Overlay, Peer, Subnet};
 use serde_json::{Map, Value, json};
@@ -26,13 +26,15 @@ use super::egress;
 use super::plan::{Observed, Part, Standing};
 use super::published::{self, Published};
 use super::share::Share;
+use crate::config::Config;
 use crate::context::Context;
 use crate::desks;
 use crate::kinds::{CALLS, CallGatePart, DESK, GATE_STATE, Source};
 use crate::records;
 use crate::renewal;
+use crate::services;
 use crate::space;
-use crate::spawn::Role;
+use crate::spawn::{self, Role};
 use crate::state::{self, StateError};
 use crate::supervise::{OnAdoption, Problem, Supervised};
 
@@ -60,9 +62,16 @@ const BROKER_SOCKET: &str = "broker";
 /// Likewise: who the container's nodes are.
 const HOSTS: &str = sandbox::rootfs::HOSTS;
 
+/// Of a container's control group.
+pub fn cgroup_name(config: &Config, dc: u32) -> String {
+    format!("{}-{}-{dc}", config.cluster, config.node)
+}
+
 pub struct Parts {
     context: Arc<Context>,
     pub share: Share,
+    /// As which this node's part of it stands; see [`Parts::catch_up`].
+    followed: Share,
     run_dir: PathBuf,
     state_dir: PathBuf,
     processes: BTreeMap<Part, Supervised>,
@@ -117,7 +126,13 @@ enum Image {
 
 impl Parts {
     /// With what an earlier daemon left.
-    pub fn open(context: &Arc<Context>, share: Share, history: History) -> Result<Parts, Problem> {
+    /// `earlier`: what that one worked on.
+    pub fn open(
+        context: &Arc<Context>,
+        share: Share,
+        history: History,
+        earlier: Option<Share>,
+    ) -> Result<Parts, Problem> {
         let run_dir = context.config.dc_run_dir(share.id);
         let state_dir = context.config.dc_state_dir(share.id);
         for dir in [&run_dir, &state_dir, &run_dir.join("ipc")] {
@@ -138,6 +153,7 @@ impl Parts {
             lost: 0,
             published: Published::default(),
             kept_from: None,
+            followed: earlier.unwrap_or_else(|| share.clone()),
             share,
         };
         let bound = parts.bound_processes()?;
@@ -449,8 +465,7 @@ impl Parts {
 
     /// Unique on the machine, which may play several nodes.
     fn cgroup_name(&self) -> String {
-        let config = &self.context.config;
-        format!("{}-{}-{}", config.cluster, config.node, self.share.id)
+        cgroup_name(&self.context.config, self.share.id)
     }
 
     fn make_network(&mut self) -> Result<(), Problem> {
@@ -470,11 +485,11 @@ impl Parts {
             peers,
         };
         overlay.ensure(&namespaces.net)?;
-        self.tell_hosts(&self.hosts()?)
+        self.tell_hosts()
     }
 
     /// What the container's `/etc/hosts` leads to, and by which names jobs are sent to nodes.
-    fn tell_hosts(&self, hosts: &[(String, String)]) -> Result<(), Problem> {
+    fn tell_hosts(&self) -> Result<(), Problem> {
         let own = &self.context.config.node;
         let state = |seat: usize, node: &String| match node == own {
             true => " here",
@@ -483,7 +498,41 @@ impl Parts {
         };
         let nodes = self.share.seated.iter().map(|(seat, node)| format!("{seat} {node}{}\n", state(*seat, node)));
         self.tell(vos_api::job_door::NODES_NAME, nodes.collect())?;
-        self.tell(HOSTS, sandbox::rootfs::hosts_text(hosts))
+        self.tell(HOSTS, self.names()?)
+    }
+
+    /// Services came, went or moved.
+    pub fn tell_names(&mut self) {
+        let told = self.names().and_then(|names| {
+            let known = fs::read_to_string(self.run_dir.join("ipc").join(HOSTS)).unwrap_or_default();
+            if known == names { Ok(()) } else { self.tell_hosts() }
+        });
+        if let Err(cause) = told {
+            tracing::warn!(dc = self.share.id, %cause, "programs do not hear where services are");
+        }
+    }
+
+    /// `/etc/hosts` of its programs: its nodes, and its services where they run, this node's first. What is named like
+    /// a node is the node.
+    fn names(&self) -> Result<String, Problem> {
+        let (dc, own) = (&self.share.spec.name, &self.context.config.node);
+        let in_full = |name: &str| format!("{name} {name}.{dc}.dvs");
+        let hosts = self.hosts()?;
+        let mut named: Vec<(String, String)> =
+            hosts.iter().map(|(node, address)| (in_full(node), address.clone())).collect();
+        let address = |node: &str| hosts.iter().find(|(name, _)| name == node).map(|(_, address)| address);
+        // Nothing of them is known before the engine has told.
+        let services = services::record::views(&*self.context.answers.mirror, self.share.id).unwrap_or_default();
+        for (service, view) in services {
+            if address(&service).is_some() {
+                continue;
+            }
+            let mut nodes = view.standing();
+            nodes.sort_by_key(|node| (node != own, node.clone()));
+            nodes.dedup();
+            named.extend(nodes.iter().filter_map(|node| Some((in_full(&service), address(node)?.clone()))));
+        }
+        Ok(sandbox::rootfs::hosts_text(&named))
     }
 
     /// A file that programs may read, in the directory that they see as `/run/dvs`.
@@ -504,20 +553,114 @@ impl Parts {
         self.share.seated.iter().map(host).collect()
     }
 
-    /// Other nodes came or went: what knows them is made anew, over what is there.
-    pub fn follow(&mut self, share: Share) -> Result<(), Problem> {
-        let is_other = self.share.seated != share.seated;
-        let earlier = std::mem::replace(&mut self.share, share);
+    /// What was asked for is something else now.
+    pub fn follow(&mut self, share: Share) {
+        self.share = share;
+    }
+
+    /// What stands for an earlier description is brought to the present one; what is missing or made anew the plan
+    /// sees. May be repeated after a failure.
+    pub fn catch_up(&mut self) -> Result<(), Problem> {
+        if self.followed == self.share {
+            return Ok(());
+        }
+        let earlier = self.followed.clone();
         self.withdraw(&earlier.spec.ports);
         self.follow_ports()?;
-        if is_other {
+        if earlier.spec.egress != self.share.spec.egress {
+            self.follow_egress(earlier.spec.egress.as_ref())?;
+        }
+        if earlier.spec.limits != self.share.spec.limits {
+            self.follow_limits(&earlier.spec.limits);
+        }
+        if earlier.seated != self.share.seated {
             // It was told of the other nodes when it began.
             self.renew_call_gate();
+            if let Some(network) = self.plain.get_mut(&Part::Network) {
+                *network = Plain::default();
+            }
         }
-        if is_other && let Some(network) = self.plain.get_mut(&Part::Network) {
-            *network = Plain::default();
+        self.followed = self.share.clone();
+        Ok(())
+    }
+
+    fn follow_limits(&mut self, earlier: &Limits) {
+        if let Some(cgroup) = self.plain.get_mut(&Part::Cgroup) {
+            *cgroup = Plain::default();
+        }
+        let cpus = &self.share.spec.limits.cpus;
+        if earlier.cpus == *cpus {
+            return;
+        }
+        let of_servers = self.processes.iter().filter(|(part, _)| **part != Part::Keeper);
+        for pid in of_servers.filter_map(|(_, process)| process.pid()) {
+            let set = cpus.as_deref().and_then(crate::spec::cpu_set).unwrap_or_else(spawn::own_cpus);
+            if let Err(error) = spawn::keep_to(pid, &set) {
+                tracing::warn!(dc = self.share.id, pid, %error, "a server stays on its CPUs");
+            }
+        }
+    }
+
+    /// A gate with other rules takes the place of the one there is. Connections go on if they still may.
+    fn follow_egress(&mut self, earlier: Option<&EgressSpec>) -> Result<(), Problem> {
+        self.tell_resolver()?;
+        match (self.share.spec.egress.clone(), self.processes.contains_key(&Part::Egress)) {
+            (Some(_), false) => {
+                let gate = self.adopt_gate(Part::Egress)?;
+                self.processes.insert(Part::Egress, gate);
+            }
+            (Some(wanted), true) if earlier.is_some_and(|earlier| wanted.allows_all_of(earlier)) => {
+                self.replace_port_gate(Part::Egress);
+            }
+            (Some(_), true) => {
+                self.end_earlier_gates(EGRESS_GATE)?;
+                self.processes.get_mut(&Part::Egress).into_iter().for_each(Supervised::make_stale);
+            }
+            (None, has_gate) => {
+                self.end_earlier_gates(EGRESS_GATE)?;
+                let gate = match self.processes.remove(&Part::Egress) {
+                    None if !has_gate => Some(self.adopt_gate(Part::Egress)?),
+                    gate => gate,
+                };
+                gate.map_or(Ok(()), |mut gate| gate.end(SERVER_GRACE))?;
+                if self.keeper_pid().is_some() {
+                    egress::close(&self.keeper()?)?;
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Those that gave way to another one, and went on with their connections.
+    fn end_earlier_gates(&self, kind: PortGateKind) -> Result<(), Problem> {
+        let known: Vec<u32> = self.processes.values().filter_map(Supervised::pid).collect();
+        let is_meant = |pid: u32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let mut words = line.split(|byte| *byte == 0).skip(1);
+            kind.arguments.iter().all(|word| words.next() == Some(word.as_bytes()))
+        };
+        let Some(group) = &self.cgroup else { return Ok(()) };
+        for pid in group.servers()?.into_iter().filter(|pid| !known.contains(pid) && is_meant(*pid)) {
+            let Ok(process) = sys::pidfd::open(pid.cast_signed()) else { continue };
+            // Its number may have been given to another one meanwhile.
+            if is_meant(pid) {
+                let _ = rustix::process::pidfd_send_signal(&process, rustix::process::Signal::KILL);
+            }
+        }
+        Ok(())
+    }
+
+    fn adopt_gate(&self, gate: Part) -> Result<Supervised, Problem> {
+        let name = self.share.role_name(&gate).ok_or("it is no process")?;
+        Ok(Supervised::adopt(name, &self.run_dir, &self.state_dir.join("log"), OnAdoption::GoesOn)?)
+    }
+
+    fn tell_resolver(&self) -> Result<(), Problem> {
+        let text = match &self.share.spec.egress {
+            Some(_) => egress::resolv_conf(),
+            None => sandbox::rootfs::NO_RESOLVER.to_owned(),
+        };
+        self.tell(sandbox::rootfs::RESOLV_CONF, text)
     }
 
     /// The gate comes with the first port of this node and goes with the last.
@@ -525,12 +668,15 @@ impl Parts {
         let is_wanted = self.share.parts.contains(&Part::Ports);
         match self.processes.get_mut(&Part::Ports) {
             None if is_wanted => {
-                let logs = self.state_dir.join("log");
-                let process = Supervised::adopt("ports", &self.run_dir, &logs, OnAdoption::GoesOn)?;
-                self.processes.insert(Part::Ports, process);
+                let gate = self.adopt_gate(Part::Ports)?;
+                self.processes.insert(Part::Ports, gate);
             }
             // What is connected goes on.
-            Some(_) if !is_wanted => {
+            held if !is_wanted && (held.is_some() || self.followed.parts.contains(&Part::Ports)) => {
+                if held.is_none() {
+                    let gate = self.adopt_gate(Part::Ports)?;
+                    self.processes.insert(Part::Ports, gate);
+                }
                 let sent = self.keeper().and_then(|keeper| published::send_away(&keeper, published::CONTROL));
                 match (sent, self.processes.remove(&Part::Ports)) {
                     (Ok(()), Some(mut gate)) => gate.release()?,
@@ -550,7 +696,7 @@ impl Parts {
             self.renew_call_gate();
         }
         if lost != std::mem::replace(&mut self.lost, lost)
-            && let Err(cause) = self.hosts().and_then(|hosts| self.tell_hosts(&hosts))
+            && let Err(cause) = self.tell_hosts()
         {
             tracing::warn!(%cause, "jobs do not hear which nodes are lost");
         }
@@ -606,7 +752,8 @@ impl Parts {
         let spec = &self.share.spec;
         let config = &self.context.config;
         let hosts = self.hosts()?;
-        self.tell_hosts(&hosts)?;
+        self.tell_hosts()?;
+        self.tell_resolver()?;
         let options = KeeperOptions {
             control: self.keeper_socket(),
             log_dir: programs_dir(&self.state_dir),
@@ -616,7 +763,6 @@ impl Parts {
             node: config.node.clone(),
             hostname: config.node.clone(),
             hosts,
-            resolv_conf: spec.egress.as_ref().map(|_| egress::resolv_conf()),
             ipc_dir: Some(self.run_dir.join("ipc")),
             cgroup: self.cgroup.clone(),
             env: std::iter::once(format!("DVS_DC={}", spec.name)).chain(self.wait_mode()).collect(),

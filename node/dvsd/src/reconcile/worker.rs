@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster::{Compare, Op};
+use cluster::{Op, Outcome, Revision};
 use mgmt_api::{DcPhase, NodeShare, ServerStatus};
 
 use super::parts::{self, History, Parts};
@@ -39,12 +39,12 @@ const RECORD: &str = "dc.json";
 pub fn run(context: &Arc<Context>, inbox: &Inbox) {
     let mut worker: Option<Working> = None;
     loop {
-        let (order, report_again) = {
+        let (order, report_again, told) = {
             let mut inner = inbox.inner.lock();
             if inner.stopping {
                 return;
             }
-            (inner.order.clone(), std::mem::take(&mut inner.report_again))
+            (inner.order.clone(), std::mem::take(&mut inner.report_again), inner.told)
         };
         let Some(order) = order else {
             waiting::until_readable([inbox.bell.as_fd()].into_iter(), Instant::now() + IDLE);
@@ -61,7 +61,7 @@ pub fn run(context: &Arc<Context>, inbox: &Inbox) {
                 if report_again {
                     working.reported = None;
                 }
-                if working.turn(&order) == Turn::Gone {
+                if working.turn(&order) == Turn::Gone && inbox.ends_after(told) {
                     return;
                 }
                 drop(under_way);
@@ -150,12 +150,9 @@ impl Working {
         let history = if run_dir.join(RECORD).exists() { History::Earlier } else { History::None };
         let earlier = remembered_of(&context.config, share.id);
         remember(&context.config, record)?;
-        let parts = Parts::open(context, share, history)?;
-        if history == History::Earlier
-            && let Some(earlier) = earlier
-        {
-            parts.withdraw(&earlier.spec.ports);
-        }
+        let earlier = earlier.filter(|_| history == History::Earlier);
+        let earlier = earlier.and_then(|record| Share::of(&record, &context.config.node));
+        let parts = Parts::open(context, share, history, earlier)?;
         Ok(Working {
             context: Arc::clone(context),
             parts,
@@ -179,10 +176,8 @@ impl Working {
             self.generation = order.record.generation;
             self.ran = false;
             // A node that was taken out of it ends what it has.
-            if let Some(share) = Share::of(&order.record, &self.context.config.node)
-                && let Err(error) = self.parts.follow(share)
-            {
-                tracing::error!(dc = order.record.spec.name, error = causes(&*error), "cannot follow a change");
+            if let Some(share) = Share::of(&order.record, &self.context.config.node) {
+                self.parts.follow(share);
             }
             self.parts.forget_failures();
             if let Err(error) = remember(&self.context.config, &order.record) {
@@ -191,6 +186,11 @@ impl Working {
         }
         self.parts.hear_verdicts();
         self.retry_at = None;
+        let has_followed = self.parts.catch_up();
+        if let Err(error) = &has_followed {
+            tracing::error!(dc = order.record.spec.name, error = causes(&**error), "cannot follow a change");
+            self.retry_at = Some(Instant::now() + RETRY);
+        }
         let wish = match order.record.desired {
             Desired::Running => Wish::Up,
             Desired::Stopped { .. } | Desired::Deleted { .. } => Wish::Down,
@@ -207,6 +207,7 @@ impl Working {
             if wish == Wish::Up {
                 self.parts.publish();
                 self.parts.look_after_egress();
+                self.parts.tell_names();
             }
             let observed = self.parts.observed();
             let others = self.others(order, plan::stage(&observed));
@@ -310,16 +311,19 @@ impl Working {
             return;
         }
         let key = records::share_key(dc, &self.context.config.node);
-        // A container whose record is gone has nobody left to report to.
-        let exists = [Compare::Present { key: records::dc_key(dc) }];
-        let engine = &self.context.engine;
-        let put =
-            self.context.lease().map(|lease| engine.transact(&exists, &[Op::put_leased(key, value.clone(), lease)]));
+        // Without a lease: there will be a call when there is a new one.
+        let Some(lease) = self.context.lease() else { return };
+        // A container whose record is gone has nobody left to report to; another one may have its name by now.
+        let put = match records::is_still(&self.context.answers, dc, record.id) {
+            Ok(None) => Ok(Outcome::Done(Revision(0))),
+            Ok(Some(same)) => self.context.engine.transact(&[same], &[Op::put_leased(key, value.clone(), lease)]),
+            Err(error) => Err(error),
+        };
         match put {
-            Some(Ok(_)) => self.reported = Some(value),
-            // Without a lease: there will be a call when there is a new one.
-            None => (),
-            Some(Err(error)) => {
+            Ok(Outcome::Done(_)) => self.reported = Some(value),
+            // Its record is another one by now, and will be heard of.
+            Ok(Outcome::Conflict(_)) => self.report_due = Some(Instant::now() + RETRY),
+            Err(error) => {
                 tracing::warn!(dc, %error, "cannot report");
                 self.report_due = Some(Instant::now() + RETRY);
             }
@@ -348,8 +352,8 @@ impl Working {
             share,
         };
         self.publish(&order.record.spec.name, &gone);
-        // Without the report nobody knows that it is gone.
-        if self.report_due.is_some() { Turn::GoOn } else { Turn::Gone }
+        // Without the report nobody knows that it is gone. Where there is no lease it is made with the next one.
+        if self.reported == Some(records::encode(&gone)) { Turn::Gone } else { Turn::GoOn }
     }
 
     fn remove_remains(&self, record: &DcRecord, images: Images) -> Result<(), Problem> {

@@ -166,10 +166,24 @@ pub struct ServiceView {
 
 impl ServiceView {
     /// The report of an instance's present epoch.
+    /// Nodes on which instances of it run, each as often as it has some.
+    pub fn standing(&self) -> Vec<String> {
+        let runs = |state| matches!(state, ServiceState::Running | ServiceState::Healthy | ServiceState::Unhealthy);
+        let placed = |index: usize| Some(self.record.instances.get(index)?.placement.as_ref()?.node.clone());
+        let all =
+            (0..self.record.instances.len()).filter(|index| self.told(*index).is_some_and(|told| runs(told.state)));
+        all.filter_map(placed).collect()
+    }
+
     pub fn told(&self, index: usize) -> Option<&Told> {
         let epoch = self.record.instances.get(index)?.epoch;
         self.told.get(&index).filter(|told| told.epoch == epoch)
     }
+}
+
+/// The container of which a key says something.
+pub fn dc_of(key: &str) -> Option<u32> {
+    key.strip_prefix(SERVICES)?.split_once('/')?.0.parse().ok()
 }
 
 /// Of a container, by name.
@@ -215,7 +229,7 @@ pub fn views(lookup: &dyn Lookup, dc: u32) -> Result<BTreeMap<String, ServiceVie
 pub fn containers(lookup: &dyn Lookup) -> Result<Vec<u32>, EngineError> {
     let mut numbers: Vec<u32> = Vec::new();
     for entry in lookup.list(SERVICES)?.entries {
-        let number = entry.key.strip_prefix(SERVICES).and_then(|rest| rest.split_once('/')?.0.parse().ok());
+        let number = dc_of(&entry.key);
         numbers.extend(number.filter(|number| numbers.last() != Some(number)));
     }
     numbers.sort_unstable();

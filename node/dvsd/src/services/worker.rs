@@ -209,6 +209,14 @@ impl Worker {
         self.context().observed.lock().record_of(self.dc).cloned()
     }
 
+    /// With the container's variables; the service's own come last and win.
+    fn request(&self, spec: &ServiceSpec) -> RunRequest {
+        let mut request = request(spec);
+        let of_all = self.record().map(|record| record.spec.env).unwrap_or_default();
+        request.env.splice(0..0, of_all);
+        request
+    }
+
     fn concerns(&self, view: &ServiceView) -> bool {
         let own = &self.context().config.node;
         let mut placements = view.record.instances.iter().filter_map(|it| it.placement.as_ref());
@@ -461,7 +469,8 @@ impl Worker {
             return;
         }
         entry.is_beginning = true;
-        let (request, instance) = (request(&entry.spec), instance(&key.0, key.1));
+        let (spec, instance) = (entry.spec.clone(), instance(&key.0, key.1));
+        let request = self.request(&spec);
         self.have_begun(key.clone(), instance, run, until, request, Begins::Service);
     }
 
@@ -493,10 +502,11 @@ impl Worker {
                 // Each number once, in the lives of all daemons here.
                 let check = Run { epoch: entry.epoch, number: sys::clock::monotonic_ns() };
                 entry.check = Some((run, check));
+                let spec = entry.spec.clone();
                 let left = until.saturating_duration_since(Instant::now());
                 let ends = sys::clock::monotonic_ns().saturating_add(left.as_nanos() as u64);
                 let ends = ends.min(self.common.assurance.until_ns());
-                let request = RunRequest { argv: command, ..request(&entry.spec) };
+                let request = RunRequest { argv: command, ..self.request(&spec) };
                 let instance = check_of(&key.0, key.1);
                 self.have_begun(key.clone(), instance, check, ends, request, Begins::Check);
             }
@@ -685,5 +695,6 @@ fn request(spec: &ServiceSpec) -> RunRequest {
         terminal: None,
         interactive: false,
         detach: true,
+        unlogged: false,
     }
 }

@@ -1,15 +1,13 @@
 //! `dvs cluster backup`: a copy of what the engine holds, in a file.
 
-use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
 
 use crate::cli::Global;
-use crate::commands::{Outcome, block_on, daemon, done, say};
+use crate::commands::{Outcome, block_on, daemon, done, kept, say};
 use crate::errors::Failure;
 use crate::installed::not_written;
 use crate::output::Row;
@@ -59,35 +57,14 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         last.demand_end()?;
         return Ok(std::process::ExitCode::SUCCESS);
     }
-    if options.file.exists() && !options.force {
-        return Err(
-            Failure::new(format!("{} is there already", options.file.display())).hint("another name, or --force")
-        );
-    }
-    let mut name = options.file.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let fresh = options.file.with_file_name(name);
-    let written = write(&daemon, &fresh).and_then(|bytes| {
-        fs::rename(&fresh, &options.file).map_err(|error| not_written(&options.file, &error))?;
-        Ok(bytes)
-    });
-    if written.is_err() {
-        let _ = fs::remove_file(&fresh);
-    }
-    let bytes = written?;
+    let bytes = kept::whole(&options.file, options.force, |file| {
+        let mut last = Last::default();
+        block_on(copy(&daemon, file, &mut last, |error| not_written(&options.file, &error)))??;
+        last.demand_end()?;
+        Ok(last.bytes)
+    })?;
     say("keep it as a secret: the cluster's authority is in it");
     done(global.output, &Written { file: options.file.clone(), bytes })
-}
-
-fn write(daemon: &client::Client, path: &Path) -> Result<u64, Failure> {
-    let cannot = |error: io::Error| not_written(path, &error);
-    let _ = fs::remove_file(path);
-    let mut file: File = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(cannot)?;
-    let mut last = Last::default();
-    block_on(copy(daemon, &mut file, &mut last, cannot))??;
-    last.demand_end()?;
-    file.sync_all().map_err(cannot)?;
-    Ok(last.bytes)
 }
 
 async fn copy(

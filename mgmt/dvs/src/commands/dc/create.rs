@@ -1,12 +1,13 @@
 //! `dvs dc create`: a description from the command line, from a file, or from both; the command line wins.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
 use client::{AfterCreate, Client};
 use mgmt_api::{
-    DcSpec, DiskSpec, DiskStore, EgressRule, Limits, NoEgressRule, Node, NodeState, ProcView, ServerKind, ServerSpec,
-    WaitMode, default_subnet,
+    Bytes, DcSpec, DiskSpec, DiskStore, EgressRule, Limits, NoEgressRule, Node, NodeState, ProcView, ServerKind,
+    ServerSpec, WaitMode, default_subnet,
 };
 
 use super::super::port::{PortList, parse_ports};
@@ -15,7 +16,7 @@ use super::view;
 use crate::cli::Global;
 use crate::described;
 use crate::errors::Failure;
-use crate::units::{parse_bytes, parse_wait_mode};
+use crate::units::{parse_bytes, parse_env, parse_wait_mode};
 
 /// What the daemon would add too; needed when only the disk's node is named.
 const DISK_BYTES: u64 = 1 << 30;
@@ -40,6 +41,7 @@ dc.toml:
   wait = \"adaptive\"
   with_opt = false
   proc = \"all\"
+  env = [\"LANG=de_DE.UTF-8\"]
   [limits]
   memory_bytes = 1073741824
   pids = 4096
@@ -102,6 +104,9 @@ pub struct Options {
     /// How its programs and servers wait for messages: park, adaptive or spin [default: adaptive].
     #[arg(long, value_name = "MODE", value_parser = parse_wait_mode)]
     wait: Option<WaitMode>,
+    /// A variable for its programs; may be repeated.
+    #[arg(short, long, value_name = "NAME=VALUE", value_parser = parse_env())]
+    env: Vec<OsString>,
     /// Share of CPU time among containers, 1 to 10000 [default: 100].
     #[arg(long, value_name = "WEIGHT")]
     cpu_weight: Option<u32>,
@@ -161,7 +166,7 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
 
 /// All nodes but those that are down. A degraded one belongs to it: a container that silently got smaller would
 /// surprise more than a start that fails and names the node.
-async fn living_nodes(daemon: &Client) -> Result<Vec<String>, Failure> {
+pub async fn living_nodes(daemon: &Client) -> Result<Vec<String>, Failure> {
     let nodes = daemon.nodes().await?;
     let (open, cordoned): (Vec<Node>, Vec<Node>) = nodes.into_iter().partition(|node| !node.cordoned);
     let is_there = |node: &Node| !matches!(node.state, NodeState::Down | NodeState::Fenced);
@@ -189,6 +194,7 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
         with_opt: false,
         proc: ProcView::default(),
         wait: None,
+        env: Vec::new(),
         limits: Limits::default(),
         servers: Vec::new(),
         disks: Vec::new(),
@@ -208,6 +214,7 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
     }
     spec.subnet = options.subnet.unwrap_or(spec.subnet);
     spec.wait = options.wait.or(spec.wait);
+    spec.env.extend(options.env.into_iter().map(Bytes::from));
     let limits = &mut spec.limits;
     limits.memory_bytes = options.memory.or(limits.memory_bytes);
     limits.cpu_max = options.cpus.or(limits.cpu_max);
@@ -230,7 +237,7 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
     Ok(spec)
 }
 
-fn parse_egress_rule(text: &str) -> Result<EgressRule, String> {
+pub fn parse_egress_rule(text: &str) -> Result<EgressRule, String> {
     text.parse().map_err(|error: NoEgressRule| error.to_string())
 }
 

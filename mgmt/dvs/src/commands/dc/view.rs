@@ -71,6 +71,9 @@ pub fn whole(whole: &Whole, out: &mut impl Write) -> io::Result<()> {
         let all = "everything but the cluster's nodes".to_owned();
         fact("egress", if egress.allow.is_empty() { all } else { egress.allow.join(", ") });
     }
+    if !dc.spec.env.is_empty() {
+        fact("env", dc.spec.env.iter().map(|pair| pair.lossy()).collect::<Vec<_>>().join(" "));
+    }
     fact("asked for", asked(&dc.spec));
     for (name, value) in limits(dc) {
         fact(name, value);

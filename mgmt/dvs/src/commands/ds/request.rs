@@ -58,7 +58,7 @@ pub struct Changed {
     pub revision: u64,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Listed {
     pub entries: Vec<Entry>,
     /// Whether there are keys after the last one.
@@ -70,7 +70,7 @@ pub struct Published {
     pub subscribers: u64,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Failed {
     pub error: String,
 }

@@ -9,14 +9,16 @@ use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
+use clap::Args;
 use tar::{Builder, EntryType, Header};
 use tokio::sync::mpsc;
 
-use super::Progress;
+use super::super::tree::Progress;
 
 /// One frame of the stream.
 const CHUNK_BYTES: usize = mgmt_api::stream::PAYLOAD_BYTES_MAX;
@@ -68,19 +70,57 @@ impl Notes {
     }
 }
 
-pub fn directory(
-    root: PathBuf,
-    progress: Arc<Progress>,
-) -> (mpsc::Receiver<Vec<u8>>, JoinHandle<Result<Notes, PackError>>) {
+/// What is in a directory.
+pub fn directory(root: PathBuf, progress: Arc<Progress>) -> Packing {
+    one(root, PathBuf::new(), progress)
+}
+
+/// The archive as it grows, and the thread that makes it.
+pub type Packing = (mpsc::Receiver<Vec<u8>>, JoinHandle<Result<Notes, PackError>>);
+
+/// A file or directory, which is called `top` in the archive.
+pub fn one(root: PathBuf, top: PathBuf, progress: Arc<Progress>) -> Packing {
     let (queue, chunks) = mpsc::channel(CHUNKS_MAX);
     let out = Chunks { queue, buffer: Vec::with_capacity(CHUNK_BYTES) };
     let packing = std::thread::spawn(move || {
         let mut packer = Packer { out: Builder::new(out), seen: HashMap::new(), notes: Notes::default(), progress };
-        packer.walk(&root)?;
+        packer.walk(&root, &top)?;
         packer.out.into_inner().and_then(|mut chunks| chunks.flush()).map_err(PackError::Closed)?;
         Ok(packer.notes)
     });
     (chunks, packing)
+}
+
+/// Packs a file or directory of a container's tree, inside the container (`dvs cp`).
+#[derive(Args, Debug)]
+pub struct Options {
+    /// As programs see it.
+    source: PathBuf,
+    /// What it is called in the archive.
+    #[arg(allow_hyphen_values = true)]
+    top: PathBuf,
+}
+
+pub fn execute(options: &Options) -> ExitCode {
+    let (mut chunks, packing) = one(options.source.clone(), options.top.clone(), Arc::default());
+    let mut out = io::stdout().lock();
+    while let Some(chunk) = chunks.blocking_recv() {
+        // Whoever reads is gone, and will not read why.
+        if out.write_all(&chunk).is_err() {
+            return ExitCode::FAILURE;
+        }
+    }
+    let failed = match packing.join() {
+        Ok(Ok(notes)) => {
+            notes.lines().iter().for_each(|line| eprintln!("{line}"));
+            return if out.flush().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        }
+        Ok(Err(error)) => error,
+        Err(_) => return ExitCode::FAILURE,
+    };
+    let cause = std::error::Error::source(&failed).map(|cause| format!(": {cause}")).unwrap_or_default();
+    eprintln!("{failed}{cause}");
+    ExitCode::FAILURE
 }
 
 /// Writes into the queue, a frame at a time.
@@ -132,14 +172,16 @@ struct Packer {
 }
 
 impl Packer {
-    fn walk(&mut self, root: &Path) -> Result<(), PackError> {
+    fn walk(&mut self, root: &Path, top: &Path) -> Result<(), PackError> {
         let mut waiting = vec![PathBuf::new()];
         while let Some(inside) = waiting.pop() {
             let path = if inside.as_os_str().is_empty() { root.to_owned() } else { root.join(&inside) };
             let failed = |source| PackError::Read { path: path.clone(), source };
             // The root may be a link to the directory that is meant; below it, links are links.
             let meta = if path == root { fs::metadata(&path) } else { fs::symlink_metadata(&path) }.map_err(failed)?;
-            self.entry(&path, &inside, &meta)?;
+            // A name that ends with a slash would be a directory.
+            let name = if inside.as_os_str().is_empty() { top.to_owned() } else { top.join(&inside) };
+            self.entry(&path, &name, &meta)?;
             if meta.is_dir() {
                 let names: io::Result<Vec<_>> =
                     fs::read_dir(&path).map_err(failed)?.map(|entry| Ok(entry?.file_name())).collect();
@@ -187,7 +229,10 @@ impl Packer {
             header.set_size(meta.len());
             // A file that changes while it is read keeps the length that was announced.
             let data = Counted { source: file.chain(io::repeat(0)).take(meta.len()), progress: &self.progress };
-            return self.out.append_data(&mut header, name, data).map_err(PackError::Closed);
+            return self.out.append_data(&mut header, name, data).map_err(|cause| match cause.kind() {
+                io::ErrorKind::BrokenPipe => PackError::Closed(cause),
+                _ => failed(cause),
+            });
         }
         if kind.is_symlink() {
             let target = fs::read_link(path).map_err(failed)?;

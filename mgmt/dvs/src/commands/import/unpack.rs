@@ -18,7 +18,7 @@ mod placing;
 
 use std::cell::Cell;
 use std::collections::HashSet;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{File, Permissions};
 use std::io::{self, BufReader, Read, Seek, Write};
 use std::os::fd::AsFd;
@@ -58,6 +58,8 @@ const HEADERS_BYTES_MAX: u64 = 4 << 20;
 /// Users that a container has; the others become nobody.
 const UIDS: u64 = 65_536;
 const NOBODY: u32 = 65_534;
+/// Of a mode: set-user-id and set-group-id.
+const SET_IDS: u32 = 0o6000;
 
 /// What tar says when some of it could not be extracted.
 const INCOMPLETE: u8 = 2;
@@ -66,10 +68,60 @@ const INCOMPLETE: u8 = 2;
 pub struct Options {
     /// Directory as programs see it, in the container's tree; made when it is not there.
     destination: PathBuf,
+    /// The archive has one file or directory, of this name: it goes into the destination, where that is a directory, or
+    /// becomes it.
+    #[arg(long, allow_hyphen_values = true)]
+    top: Option<OsString>,
+    /// Everything belongs to who unpacks.
+    #[arg(long)]
+    mine: bool,
+}
+
+/// Where an archive goes.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// A directory.
+    pub base: PathBuf,
+    /// Below it; made when it is not there.
+    pub inside: PathBuf,
+    /// What the first part of every name becomes.
+    pub top: Option<OsString>,
+    pub owners: Owners,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Owners {
+    AsPacked,
+    /// Who unpacks.
+    Mine,
+}
+
+impl Target {
+    /// Of an archive with one file or directory at its top, as `cp` does it.
+    fn of_one(mut self, name: &OsStr) -> Target {
+        let whole = self.base.join(&self.inside);
+        match self.inside.file_name().map(OsStr::to_owned) {
+            Some(last) if !whole.is_dir() => {
+                self.inside.pop();
+                self.top = Some(last);
+            }
+            _ => self.top = Some(name.to_owned()),
+        }
+        self
+    }
+
+    fn named(&self, path: PathBuf) -> PathBuf {
+        let Some(top) = &self.top else { return path };
+        let mut parts = path.components();
+        match parts.next() {
+            Some(_) => Path::new(top).join(parts.as_path()),
+            None => path,
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
-enum UnpackError {
+pub enum UnpackError {
     #[error("the archive cannot be read")]
     Archive(#[source] io::Error),
     /// Without the cause: it quotes what is there in place of a header.
@@ -93,7 +145,13 @@ pub fn execute(options: &Options) -> ExitCode {
     let _ = rustix::pipe::fcntl_setpipe_size(&stdin, PIECE_BYTES);
     let _ = rustix::process::umask(Mode::empty());
     let inside = options.destination.strip_prefix(super::TREE).unwrap_or(&options.destination);
-    match unpack(stdin, Path::new(super::TREE), inside) {
+    let owners = if options.mine { Owners::Mine } else { Owners::AsPacked };
+    let target = Target { base: super::TREE.into(), inside: inside.to_owned(), top: None, owners };
+    let target = match &options.top {
+        Some(name) => target.of_one(name),
+        None => target,
+    };
+    match unpack(stdin, &target) {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::from(INCOMPLETE),
         Err(error) => {
@@ -104,12 +162,14 @@ pub fn execute(options: &Options) -> ExitCode {
     }
 }
 
-/// Unpacks to the directory `inside` of `base`. Answers how many entries failed; each was told on standard error.
-fn unpack(stream: impl Read + Send + 'static, base: &Path, inside: &Path) -> Result<u64, UnpackError> {
+/// Answers how many entries failed; each was told on standard error.
+pub fn unpack(stream: impl Read + Send + 'static, target: &Target) -> Result<u64, UnpackError> {
+    let Target { base, inside, .. } = target;
     let make = |source| UnpackError::Make { path: base.join(inside), source };
     let tree = Arc::new(Beneath::open(base, inside).map_err(make)?);
     let (stream, decompressor) = plain(stream)?;
-    let mut unpacker = Unpacker { makers: Makers::start(tree.clone())?, tree, directories: Vec::new() };
+    let mut unpacker =
+        Unpacker { makers: Makers::start(tree.clone())?, tree, directories: Vec::new(), target: target.clone() };
     let allowance = Allowance::default();
     let mut archive =
         Archive::new(Allowed { source: BufReader::with_capacity(PIECE_BYTES, stream), left: allowance.clone() });
@@ -182,6 +242,7 @@ struct Unpacker {
     tree: Arc<Beneath>,
     makers: Makers,
     directories: Vec<(PathBuf, Meta)>,
+    target: Target,
 }
 
 impl Unpacker {
@@ -193,9 +254,15 @@ impl Unpacker {
         }
         let mut name = PathBuf::from(OsStr::from_bytes(&entry.path_bytes()));
         let result = match extras(entry) {
-            Ok((meta, sparse)) => {
+            Ok((mut meta, sparse)) => {
+                if self.target.owners == Owners::Mine {
+                    meta.uid = rustix::process::geteuid().as_raw();
+                    meta.gid = rustix::process::getegid().as_raw();
+                    // What somebody packed must not run with the rights of who unpacks.
+                    meta.mode &= !SET_IDS;
+                }
                 name = sparse.as_ref().and_then(|sparse| sparse.name.clone()).unwrap_or(name);
-                match parts(&name) {
+                match parts(&name).map(|path| self.target.named(path)) {
                     Ok(path) if kind.is_file() || kind.is_contiguous() || kind.is_gnu_sparse() => {
                         return self.file(path, meta, sparse, entry);
                     }
@@ -230,7 +297,7 @@ impl Unpacker {
         let target = || entry.link_name_bytes().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData));
         match kind {
             EntryType::Link => {
-                let target = parts(Path::new(OsStr::from_bytes(&target()?)))?;
+                let target = self.target.named(parts(Path::new(OsStr::from_bytes(&target()?)))?);
                 // The target, or an older file of this name, may still be under way.
                 self.makers.settle();
                 let (other, old) = self.tree.place_there(&target)?;
@@ -584,6 +651,35 @@ mod tests {
 
     fn unpacked(archive: Vec<u8>, target: &Path) -> u64 {
         unpacked_to(archive, target, "")
+    }
+
+    /// To the directory `inside` of `base`.
+    fn unpack(stream: impl Read + Send + 'static, base: &Path, inside: &Path) -> Result<u64, UnpackError> {
+        let target = Target { base: base.into(), inside: inside.into(), top: None, owners: Owners::AsPacked };
+        super::unpack(stream, &target)
+    }
+
+    #[test]
+    fn archive_of_one_becomes_the_destination_or_goes_into_it() {
+        let place = tempfile::tempdir().unwrap();
+        let archive = || {
+            let mut archive = Builder::new(Vec::new());
+            add(&mut archive, "www/page", b"hello");
+            archive.append_link(&mut header(EntryType::Link, 0), "www/same", "www/page").unwrap();
+            archive.into_inner().unwrap()
+        };
+        let to = |inside: &str| {
+            let target = Target { base: place.path().into(), inside: inside.into(), top: None, owners: Owners::Mine };
+            assert_eq!(super::unpack(io::Cursor::new(archive()), &target.of_one(OsStr::new("www"))).unwrap(), 0);
+        };
+        let there = |path: &str| std::fs::read(place.path().join(path)).unwrap();
+        to("site");
+        let mode = std::fs::metadata(place.path().join("site/page")).unwrap().mode();
+        assert_eq!(mode & 0o7777, 0o751, "nobody packs a program that runs as who unpacks it");
+        to("site");
+        assert_eq!([there("site/page"), there("site/same"), there("site/www/same")], [b"hello"; 3]);
+        to("");
+        assert_eq!(there("www/page"), b"hello");
     }
 
     fn unpacked_to(archive: Vec<u8>, base: &Path, inside: &str) -> u64 {

@@ -16,7 +16,7 @@ pub(super) struct Decompressor {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum DecompressError {
+pub enum DecompressError {
     #[error("the archive cannot be read")]
     Read(#[source] io::Error),
     #[error("'{program}', which the archive needs, cannot be started on the container's node")]

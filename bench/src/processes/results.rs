@@ -1,0 +1,276 @@
+//! What was measured, what is to be reached, and how it is shown.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use crate::bars::{Goal, Reached};
+use crate::figures::{Machine, Spread};
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Subject {
+    Fork,
+    Exec,
+    Pipe,
+    Open,
+    Kill,
+    /// With 500 processes of the own node.
+    PsOwn,
+    /// With 500 more on the two others.
+    PsAll,
+    /// From the call until it is heard.
+    FarKill,
+    FarSendrec,
+    /// `true`.
+    Job,
+    /// 64 KiB after 64 KiB to another node, links not encrypted.
+    BytesPlain,
+    BytesTls,
+    LostNode,
+    Idle,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Manner {
+    Container,
+    /// The same without a container; for `ps`, in one with `proc = "node"`.
+    Native,
+    NativeUnderAFilter,
+    /// On the own node.
+    Here,
+    Ssh,
+    Tcp,
+    Rustls,
+    /// What the bar allows, made of something else that was measured.
+    Allowed,
+    /// All daemons and their servers, before there was a container.
+    ClusterAlone,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Unit {
+    PerSecond,
+    MbPerSecond,
+    Ms,
+    Us,
+    Percent,
+}
+
+impl Subject {
+    fn unit(self) -> Unit {
+        match self {
+            Subject::Fork | Subject::Exec | Subject::Pipe | Subject::Open | Subject::Kill => Unit::PerSecond,
+            Subject::BytesPlain | Subject::BytesTls => Unit::MbPerSecond,
+            Subject::PsOwn | Subject::PsAll | Subject::Job | Subject::LostNode => Unit::Ms,
+            Subject::FarKill | Subject::FarSendrec => Unit::Us,
+            Subject::Idle => Unit::Percent,
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Subject::Fork => "fork, exit, wait",
+            Subject::Exec => "fork, exec, wait",
+            Subject::Pipe => "a byte there and back",
+            Subject::Open => "open and close outside the tree",
+            Subject::Kill => "kill, own node",
+            Subject::PsOwn => "ps -ef, 500 of the own node",
+            Subject::PsAll => "ps -ef, 500 and 500 on two other nodes",
+            Subject::FarKill => "kill to another node, until it is heard",
+            Subject::FarSendrec => "sendrec with another node",
+            Subject::Job => "true",
+            Subject::BytesPlain => "bytes to another node, TLS off",
+            Subject::BytesTls => "bytes to another node, TLS on",
+            Subject::LostNode => "service's node lost, until it is healthy",
+            Subject::Idle => "idle, of a CPU, three nodes",
+        }
+    }
+}
+
+impl Manner {
+    fn name(self) -> &'static str {
+        match self {
+            Manner::Container => "container",
+            Manner::Native => "native",
+            Manner::NativeUnderAFilter => "native, filter",
+            Manner::Here => "here",
+            Manner::Ssh => "ssh, kept",
+            Manner::Tcp => "tcp-bulk",
+            Manner::Rustls => "rustls-bulk",
+            Manner::Allowed => "2 x sendrec + 100",
+            Manner::ClusterAlone => "cluster alone",
+        }
+    }
+}
+
+impl Unit {
+    fn name(self) -> &'static str {
+        match self {
+            Unit::PerSecond => "/s",
+            Unit::MbPerSecond => "MB/s",
+            Unit::Ms => "ms",
+            Unit::Us => "us",
+            Unit::Percent => "%",
+        }
+    }
+
+    fn is_a_rate(self) -> bool {
+        matches!(self, Unit::PerSecond | Unit::MbPerSecond)
+    }
+}
+
+type Key = (Subject, Manner);
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Sample {
+    subject: Subject,
+    manner: Manner,
+    round: u32,
+    /// In the subject's unit.
+    value: f64,
+    unit: &'static str,
+}
+
+/// Bumped when a field changes its meaning or goes.
+const SCHEMA: u32 = 1;
+
+#[derive(Debug, Serialize)]
+pub struct Results {
+    schema: u32,
+    #[serde(flatten)]
+    machine: Machine,
+    samples: Vec<Sample>,
+}
+
+/// A ratio of speeds.
+const RATIOS: [(&str, Subject, Manner, f64); 11] = [
+    ("fork + exit", Subject::Fork, Manner::Native, 0.95),
+    ("fork + exec + wait", Subject::Exec, Manner::Native, 0.95),
+    ("pipe", Subject::Pipe, Manner::Native, 0.95),
+    ("open + close outside the tree", Subject::Open, Manner::Native, 0.95),
+    ("kill, own node", Subject::Kill, Manner::Native, 0.8),
+    ("kill, own node", Subject::Kill, Manner::NativeUnderAFilter, 0.95),
+    ("ps -ef, 500 processes", Subject::PsOwn, Manner::Native, 0.2),
+    ("kill to another node, p50", Subject::FarKill, Manner::Allowed, 1.0),
+    ("on n2 -- true, p50", Subject::Job, Manner::Ssh, 3.0),
+    ("64 KiB writes through on, TLS off", Subject::BytesPlain, Manner::Tcp, 0.35),
+    ("64 KiB writes through on, TLS on", Subject::BytesTls, Manner::Rustls, 0.5),
+];
+
+/// Which of the values counts.
+#[derive(Clone, Copy)]
+enum Of {
+    Median,
+    Most,
+}
+
+const LIMITS: [(&str, Subject, Of, f64); 4] = [
+    ("ps -ef, 500 here, 500 on two other nodes", Subject::PsAll, Of::Median, 300.0),
+    ("on n2 -- true, p50", Subject::Job, Of::Median, 8.0),
+    ("service's node lost, most", Subject::LostNode, Of::Most, 3000.0),
+    ("idle container, three nodes", Subject::Idle, Of::Median, 0.2),
+];
+
+impl Results {
+    pub fn new() -> Results {
+        Results { schema: SCHEMA, machine: Machine::this(), samples: Vec::new() }
+    }
+
+    pub fn add(&mut self, subject: Subject, manner: Manner, round: u32, value: f64) {
+        self.samples.push(Sample { subject, manner, round, value, unit: subject.unit().name() });
+    }
+
+    /// Of the first round; 0 when it was not measured.
+    pub fn value(&self, subject: Subject, manner: Manner) -> f64 {
+        self.of((subject, manner)).into_values().next().unwrap_or(0.0)
+    }
+
+    fn of(&self, (subject, manner): Key) -> BTreeMap<u32, f64> {
+        let samples = self.samples.iter().filter(|sample| (sample.subject, sample.manner) == (subject, manner));
+        samples.map(|sample| (sample.round, sample.value)).collect()
+    }
+
+    /// How many times as fast, each within its round.
+    fn ratio(&self, subject: Subject, ours: Manner, theirs: Manner) -> Option<Spread> {
+        let theirs = self.of((subject, theirs));
+        let ratio = |(round, ours): (u32, f64)| {
+            let theirs = *theirs.get(&round)?;
+            Some(if subject.unit().is_a_rate() { ours / theirs } else { theirs / ours })
+        };
+        Spread::of(self.of((subject, ours)).into_iter().filter_map(ratio).collect())
+    }
+
+    pub fn bars(&self) -> Vec<Reached> {
+        let ratios = RATIOS.iter().map(|(what, subject, theirs, times)| Reached {
+            what,
+            goal: Goal::AtLeast { times: *times, theirs: theirs.name().to_owned() },
+            measured: self.ratio(*subject, Manner::Container, *theirs),
+        });
+        let limits = LIMITS.iter().map(|(what, subject, of, limit)| {
+            let measured = Spread::of(self.of((*subject, Manner::Container)).into_values().collect());
+            let counts = |spread: Spread| match of {
+                Of::Median => spread,
+                Of::Most => Spread { median: spread.most, ..spread },
+            };
+            let goal = Goal::Below { limit: *limit, unit: subject.unit().name() };
+            Reached { what, goal, measured: measured.map(counts) }
+        });
+        ratios.chain(limits).collect()
+    }
+
+    pub fn table(&self) -> String {
+        let mut out = format!("{} Medians over rounds (least to most).\n", self.machine);
+        let mut keys: Vec<Key> = self.samples.iter().map(|sample| (sample.subject, sample.manner)).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let mut last = None;
+        for (subject, manner) in keys {
+            if last.replace(subject) != Some(subject) {
+                let _ = writeln!(out, "\n{}, {}", subject.title(), subject.unit().name());
+            }
+            let Some(Spread { median, least, most }) = Spread::of(self.of((subject, manner)).into_values().collect())
+            else {
+                continue;
+            };
+            let ratio = self.ratio(subject, Manner::Container, manner).filter(|_| manner != Manner::Container);
+            let ratio = ratio.map_or_else(String::new, |ratio| {
+                format!("container {:.2} x ({:.2} to {:.2})", ratio.median, ratio.least, ratio.most)
+            });
+            let spread = format!("({least:.2} to {most:.2})");
+            let _ = writeln!(out, "  {:<20}{median:>12.2} {spread:>26}  {ratio}", manner.name());
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_compared_as_speeds() {
+        let mut results = Results::new();
+        results.add(Subject::Job, Manner::Container, 0, 10.0);
+        results.add(Subject::Job, Manner::Ssh, 0, 40.0);
+        results.add(Subject::Fork, Manner::Container, 0, 90.0);
+        results.add(Subject::Fork, Manner::Native, 0, 100.0);
+        let median = |subject, theirs| results.ratio(subject, Manner::Container, theirs).unwrap().median;
+        assert_eq!((median(Subject::Job, Manner::Ssh), median(Subject::Fork, Manner::Native)), (4.0, 0.9));
+        let reached: Vec<&str> = results.bars().into_iter().filter(Reached::is_reached).map(|bar| bar.what).collect();
+        assert_eq!(reached, ["on n2 -- true, p50"]);
+    }
+
+    #[test]
+    fn what_takes_longest_counts_where_nothing_may_be_late() {
+        let mut results = Results::new();
+        for (round, value) in [(0, 900.0), (1, 1000.0), (2, 3100.0)] {
+            results.add(Subject::LostNode, Manner::Container, round, value);
+        }
+        let bars = results.bars();
+        let lost = bars.iter().find(|bar| bar.what.starts_with("service")).unwrap();
+        assert!(!lost.is_reached());
+    }
+}

@@ -1,0 +1,228 @@
+//! `dvs dc restore`: a container anew, from its backup.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{self, BufReader, IsTerminal, Read};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use client::{AfterCreate, BeforeDelete, Client, Data, Unpacked};
+use mgmt_api::{DcSpec, TREE};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::super::apply;
+use super::super::ds::whole;
+use super::super::tree::{Progress, judge, transfer};
+use super::super::{Outcome, block_on, daemon, done, names, say};
+use super::backup::Contents;
+use super::backup::form::{End, FormError, Reader};
+use crate::cli::Global;
+use crate::errors::Failure;
+
+const BUFFER_BYTES: usize = 1 << 20;
+/// Pieces on their way.
+const PIECES_MAX: usize = 8;
+
+/// Make a container anew from its backup
+#[derive(Args, Debug)]
+#[command(after_help = "\
+It gets its files and keys first, then its services begin. A file is read twice: what is not whole makes nothing. What fails \
+later, or is interrupted, is taken back: there is no container then.
+
+Examples:
+  dvs dc restore shop.backup
+  dvs dc restore shop.backup --name shop2 --no-ports      beside the one that it was made of
+  dvs dc restore shop.backup --nodes m1,m2                on nodes with other names, of another cluster
+  zstd -dc shop.backup.zst | dvs dc restore -
+  dvs dc restore --check shop.backup                      only whether it is whole, and of what")]
+pub struct Options {
+    /// Backup; - is standard input.
+    file: PathBuf,
+    /// Name of the container [default: the one that it had].
+    #[arg(long)]
+    name: Option<String>,
+    /// Nodes that it spans [default: those that it spanned]. Servers and disks of other nodes are placed anew.
+    #[arg(long, value_delimiter = ',', value_name = "NODES", add = names::nodes())]
+    nodes: Vec<String>,
+    /// Publish none of its ports.
+    #[arg(long)]
+    no_ports: bool,
+    /// Read it, and make nothing.
+    #[arg(long, conflicts_with_all = ["name", "nodes", "no_ports"])]
+    check: bool,
+}
+
+type Source = Box<dyn Read + Send>;
+
+pub fn execute(global: &Global, options: &Options) -> Outcome {
+    let is_stream = options.file == Path::new("-");
+    if options.check {
+        let reader = begin(options)?;
+        let (dc, made_s) = (reader.head.dc.name.clone(), reader.head.made_s);
+        let end = reader.tree(|_| Ok(())).map_err(|error| unusable(options, &error))?;
+        let contents = Contents { file: options.file.clone(), dc, made_s, end };
+        say(&format!("it is whole: container '{}' of {}, {}", contents.dc, mgmt_api::utc(made_s), contents.amount()));
+        return done(global.output, &contents);
+    }
+    let daemon = daemon(global)?;
+    // Who is asked comes before what is read: it may be long.
+    let known: Vec<String> = block_on(daemon.dcs())??.into_iter().map(|dc| dc.spec.name).collect();
+    if !is_stream {
+        let reader = begin(options)?;
+        demand_other(&known, &wanted(&reader.head.dc, options))?;
+        reader.tree(|_| Ok(())).map_err(|error| unusable(options, &error))?;
+    }
+    let reader = begin(options)?;
+    let spec = wanted(&reader.head.dc, options);
+    demand_other(&known, &spec)?;
+    let (dc, made_s) = (spec.name.clone(), reader.head.made_s);
+    let is_made = Cell::new(false);
+    let end = block_on(async {
+        let made = tokio::select! {
+            made = make(&daemon, &spec, reader, options, &is_made) => made,
+            interrupted = interruption() => Err(interrupted),
+        };
+        if let (Err(failure), true) = (&made, is_made.get()) {
+            daemon.delete_dc(&dc, BeforeDelete::Stop, Data::Remove).await.map_err(|left| {
+                let failure = failure.clone().because_text(format!("it is not taken back: {left}"));
+                failure.hint(format!("dvs dc delete --force {dc}, and again"))
+            })?;
+        }
+        made
+    })??;
+    let contents = Contents { file: options.file.clone(), dc, made_s, end };
+    let of = mgmt_api::utc(made_s);
+    say(&format!("container '{}' is as it was at {of}: {}", contents.dc, contents.amount()));
+    done(global.output, &contents)
+}
+
+fn begin(options: &Options) -> Result<Reader<BufReader<Source>>, Failure> {
+    let source: Source = if options.file == Path::new("-") {
+        if io::stdin().is_terminal() {
+            return Err(Failure::usage("standard input is a terminal, not a backup").hint("dvs dc restore FILE"));
+        }
+        Box::new(io::stdin())
+    } else {
+        Box::new(File::open(&options.file).map_err(|cause| unusable(options, &FormError::Read(cause)))?)
+    };
+    Reader::begin(BufReader::with_capacity(BUFFER_BYTES, source)).map_err(|error| unusable(options, &error))
+}
+
+fn unusable(options: &Options, error: &FormError) -> Failure {
+    let hint = match error {
+        FormError::NoBackup => "a file that dvs dc backup made; a compressed one: zstd -dc FILE | dvs dc restore -",
+        FormError::Later(_) => "the same with that release",
+        FormError::Read(_) => "a file that may be read",
+        _ => "another backup",
+    };
+    Failure::new(format!("{} is of no use", options.file.display())).because(error).hint(hint)
+}
+
+/// As it is described, for these nodes.
+fn wanted(dc: &DcSpec, options: &Options) -> DcSpec {
+    let mut spec = dc.clone();
+    spec.name = options.name.clone().unwrap_or(spec.name);
+    if options.no_ports {
+        spec.ports.clear();
+    }
+    if !options.nodes.is_empty() {
+        spec.nodes.clone_from(&options.nodes);
+        let is_spanned = |node: &String| options.nodes.contains(node);
+        spec.servers.iter_mut().for_each(|server| server.node = server.node.take().filter(is_spanned));
+        spec.disks.iter_mut().for_each(|disk| disk.node = disk.node.take().filter(is_spanned));
+    }
+    spec
+}
+
+async fn make(
+    daemon: &Client,
+    spec: &DcSpec,
+    reader: Reader<BufReader<Source>>,
+    options: &Options,
+    is_made: &Cell<bool>,
+) -> Result<End, Failure> {
+    let dc = &spec.name;
+    apply::demand_possible(daemon, spec).await?;
+    let bare = DcSpec { services: Vec::new(), ..spec.clone() };
+    daemon.create_dc(&bare, AfterCreate::Leave).await?;
+    is_made.set(true);
+    daemon.start_dc(dc).await?;
+    let mut reader = reader;
+    let keys = std::mem::take(&mut reader.keys);
+    let end = fill(daemon, dc, reader, options).await?;
+    whole::write(daemon, dc, keys).await?;
+    apply::bring_about(daemon, spec).await?;
+    Ok(end)
+}
+
+fn demand_other(known: &[String], spec: &DcSpec) -> Result<(), Failure> {
+    let dc = &spec.name;
+    match known.contains(dc) {
+        false => Ok(()),
+        true => Err(Failure::new(format!("there is a container '{dc}'"))
+            .hint(format!("another name: --name; or without it: dvs dc delete {dc}"))),
+    }
+}
+
+/// The files, and whether they were all of them.
+async fn fill(daemon: &Client, dc: &str, reader: Reader<BufReader<Source>>, options: &Options) -> Result<End, Failure> {
+    let progress = Progress::default();
+    let (queue, chunks) = mpsc::channel(PIECES_MAX);
+    let reading = std::thread::spawn(move || {
+        reader.tree(|bytes| queue.blocking_send(bytes.to_vec()).map_err(|_| io::ErrorKind::BrokenPipe.into()))
+    });
+    let (ended, complaints) = transfer(daemon, dc, TREE, &Unpacked::default(), chunks, &progress).await?;
+    let read = reading.join().map_err(|_| Failure::new("the reading side failed").hint("again"))?;
+    let failed = || Failure::new(format!("the files of '{dc}' were not all written"));
+    match read {
+        // What is wrong with the file says more than that its end was missed.
+        Err(error) if !matches!(error, FormError::Write(_)) => Err(unusable(options, &error)),
+        read => {
+            judge(failed, dc, ended, &complaints)?;
+            read.map_err(|cause| failed().because(&cause).hint("again"))
+        }
+    }
+}
+
+/// Somebody wants us to end.
+async fn interruption() -> Failure {
+    let heeded = |kind| async move {
+        match signal(kind) {
+            Ok(mut arrivals) => _ = arrivals.recv().await,
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = heeded(SignalKind::interrupt()) => (),
+        () = heeded(SignalKind::terminate()) => (),
+        () = heeded(SignalKind::hangup()) => (),
+    }
+    Failure::new("interrupted").hint("the same again; nothing of it is left")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pins_to_nodes_that_are_no_more_spanned_go() {
+        let dc: DcSpec = serde_json::from_value(serde_json::json!({
+            "name": "shop", "nodes": ["n1", "n2"], "servers": [{ "kind": "fs", "node": "n1" }],
+            "disks": [{ "name": "root", "node": "n2", "bytes": 4096 }], "ports": [{ "published": 80, "port": 80 }],
+        }))
+        .unwrap();
+        let options = |nodes: &[&str]| Options {
+            file: "-".into(),
+            name: Some("other".to_owned()),
+            nodes: nodes.iter().map(|node| (*node).to_owned()).collect(),
+            no_ports: true,
+            check: false,
+        };
+        let same = wanted(&dc, &options(&[]));
+        assert_eq!((same.name.as_str(), &same.servers, &same.disks), ("other", &dc.servers, &dc.disks));
+        assert!(same.ports.is_empty());
+        let moved = wanted(&dc, &options(&["n2", "m1"]));
+        assert_eq!((moved.servers[0].node.as_deref(), moved.disks[0].node.as_deref()), (None, Some("n2")));
+    }
+}

@@ -1,0 +1,83 @@
+//! Entries that come one after the other, a line of JSON each.
+
+use std::io::Write;
+use std::marker::PhantomData;
+
+use client::LogStream;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::errors::Failure;
+use crate::output::{self, Format, Row, printable};
+
+/// Longer lines are nobody's.
+const LINE_BYTES_MAX: usize = 64 << 10;
+
+/// Lines of a log as entries. What is none is left out.
+pub struct Entries<T> {
+    log: LogStream,
+    begun: Vec<u8>,
+    of: PhantomData<T>,
+}
+
+impl<T: DeserializeOwned> Entries<T> {
+    pub fn of(log: LogStream) -> Entries<T> {
+        Entries { log, begun: Vec::new(), of: PhantomData }
+    }
+
+    /// None: the end.
+    pub async fn next(&mut self) -> Result<Option<T>, Failure> {
+        loop {
+            while let Some(end) = self.begun.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.begun.drain(..=end).collect();
+                if let Ok(entry) = serde_json::from_slice(&line) {
+                    return Ok(Some(entry));
+                }
+            }
+            if self.begun.len() > LINE_BYTES_MAX {
+                self.begun.clear();
+            }
+            match self.log.next().await? {
+                Some(bytes) => self.begun.extend_from_slice(&bytes),
+                None => return Ok(None),
+            }
+        }
+    }
+}
+
+/// Shows entries as they come.
+pub struct Show<T> {
+    format: Format,
+    /// Of the columns of a table that goes on for ever.
+    widths: &'static [usize],
+    is_begun: bool,
+    of: PhantomData<T>,
+}
+
+impl<T: Row + Serialize> Show<T> {
+    pub fn new(format: Format, widths: &'static [usize]) -> Show<T> {
+        Show { format, widths, is_begun: false, of: PhantomData }
+    }
+
+    pub fn one(&mut self, entry: &T) -> Result<(), Failure> {
+        let mut out = std::io::stdout().lock();
+        match self.format {
+            Format::Json => writeln!(out, "{}", serde_json::to_string(entry).unwrap_or_default())?,
+            Format::Yaml => output::list(&mut out, Format::Yaml, std::slice::from_ref(entry))?,
+            Format::Name => writeln!(out, "{}", printable(&entry.name()))?,
+            Format::Table => {
+                if !std::mem::replace(&mut self.is_begun, true) {
+                    let headings: Vec<String> = T::HEADINGS.iter().map(ToString::to_string).collect();
+                    writeln!(out, "{}", self.line(&headings))?;
+                }
+                writeln!(out, "{}", self.line(&entry.cells()))?;
+            }
+        }
+        Ok(out.flush()?)
+    }
+
+    fn line(&self, cells: &[String]) -> String {
+        let padded = cells.iter().zip(self.widths).map(|(cell, width)| format!("{:<width$}", printable(cell)));
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    }
+}

@@ -1,0 +1,291 @@
+//! What would become other if containers were as they are described (`mgmt_api::ApplyPlan`). The comparison is pure;
+//! whether what it finds is admitted is asked of those who decide when it is done.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use cluster::Engine;
+use mgmt_api::{
+    ApplyPlan, ApplyRequest, Bytes, DcChange, DcPlan, DcSpec, ErrorBody, ErrorKind, Limits, PlanRequest, PlanStep,
+    ServiceSpec,
+};
+use serde_json::Value;
+
+use super::failure::{Failure, failure};
+use super::{Api, blocking, changes, dcs, parse, read_body, spans};
+use crate::records::{self, DcView, Desired};
+use crate::services;
+
+/// Of one description.
+const DCS_MAX: usize = 64;
+
+pub async fn plan(State(api): State<Arc<Api>>, body: Body) -> Result<Json<ApplyPlan>, Failure> {
+    let ApplyRequest { dcs, running } = parse(&read_body(body).await?)?;
+    demand_sense(&dcs)?;
+    let mut plan = ApplyPlan::default();
+    for wanted in dcs {
+        let (also, name) = (Arc::clone(&api), wanted.name.clone());
+        let found = blocking(move || found(&*also.context.engine, &name)).await?;
+        plan.dcs.push(match found {
+            Some((view, services)) => other(&api, &view, &services, &wanted, running).await?,
+            None => new(&api, wanted, running).await?,
+        });
+    }
+    Ok(Json(plan))
+}
+
+fn demand_sense(dcs: &[DcSpec]) -> Result<(), Failure> {
+    let bad = |what: String| failure(ErrorKind::BadRequest, what, "dvs apply --help");
+    if dcs.is_empty() || dcs.len() > DCS_MAX {
+        return Err(bad(format!("a description has 1 to {DCS_MAX} containers, not {}", dcs.len())));
+    }
+    let mut names = BTreeSet::new();
+    match dcs.iter().find(|spec| !names.insert(&spec.name)) {
+        Some(twice) => Err(bad(format!("container '{}' is described twice", twice.name))),
+        None => Ok(()),
+    }
+}
+
+/// A container that there is, and its services.
+fn found(engine: &dyn Engine, dc: &str) -> Result<Option<(DcView, Vec<ServiceSpec>)>, Failure> {
+    let Some(view) = records::dc_view(engine, dc)? else { return Ok(None) };
+    let services = services::record::views(engine, view.record.id)?;
+    Ok(Some((view, services.into_values().map(|service| service.record.spec).collect())))
+}
+
+async fn new(api: &Arc<Api>, spec: DcSpec, running: bool) -> Result<DcPlan, Failure> {
+    let desired = if running { Desired::Running } else { Desired::Stopped { grace_ms: 0 } };
+    let (also, wanted) = (Arc::clone(api), spec.clone());
+    let admitted = blocking(move || dcs::admit(&*also.context.engine, &wanted, desired)).await;
+    let admitted = match admitted {
+        Ok(placement) => dcs::demand_space(api, &spec.name, &placement).await,
+        Err(refused) => Err(refused),
+    };
+    let mut what = vec![format!("new, on {}", spec.nodes.join(", "))];
+    what.extend(spec.services.iter().map(|service| format!("service {}: new", service.name)));
+    what.extend(spec.ports.iter().map(|port| format!("port {port}: published")));
+    let dc = spec.name.clone();
+    let request = PlanRequest::DcCreate { spec: Box::new(spec), start: running };
+    let refused = admitted.err().map(|Failure(body)| body);
+    Ok(DcPlan { dc, generation: None, steps: vec![PlanStep { what, request }], refused })
+}
+
+async fn other(
+    api: &Arc<Api>,
+    view: &DcView,
+    services: &[ServiceSpec],
+    wanted: &DcSpec,
+    running: bool,
+) -> Result<DcPlan, Failure> {
+    let (dc, generation) = (wanted.name.clone(), view.record.generation);
+    let mut steps = steps(&view.record.spec, services, wanted, generation);
+    if running && view.record.desired != Desired::Running {
+        steps.push(PlanStep { what: vec!["is started".to_owned()], request: PlanRequest::DcStart });
+    }
+    let (also, record, all, spec) = (Arc::clone(api), view.record.clone(), steps.clone(), wanted.clone());
+    let admitted = blocking(move || {
+        demand_same(&record.spec, &spec)?;
+        spans::demand_lasting(&record)?;
+        service_core::wish::check(&spec.services, nodes(&record.spec, &spec))?;
+        let engine = &*also.context.engine;
+        for step in &all {
+            match &step.request {
+                PlanRequest::DcNodeAdd { node } => spans::admit(engine, &record, node)?,
+                PlanRequest::DcNodeRemove { node } => spans::check_removal(&record, node)?,
+                PlanRequest::DcChange { change } => {
+                    changes::admit(engine, &record, change, nodes(&record.spec, &spec))?;
+                }
+                _ => (),
+            }
+        }
+        Ok(())
+    });
+    let refused = admitted.await.err().map(|Failure(body)| body);
+    Ok(DcPlan { dc, generation: Some(generation), steps, refused })
+}
+
+/// A description without nodes leaves them as they are.
+fn nodes<'a>(is: &'a DcSpec, wanted: &'a DcSpec) -> &'a [String] {
+    if wanted.nodes.is_empty() { &is.nodes } else { &wanted.nodes }
+}
+
+/// What was decided when the container was made.
+fn demand_same(is: &DcSpec, wanted: &DcSpec) -> Result<(), ErrorBody> {
+    let differs = [
+        ("subnet", is.subnet != wanted.subnet),
+        ("with_opt", is.with_opt != wanted.with_opt),
+        ("proc", is.proc != wanted.proc),
+        ("wait", is.wait != wanted.wait),
+        ("servers", !wanted.servers.is_empty() && is.servers != wanted.servers),
+        ("disks", !wanted.disks.is_empty() && is.disks != wanted.disks),
+    ];
+    let differs: Vec<&str> = differs.into_iter().filter_map(|(name, differs)| differs.then_some(name)).collect();
+    if differs.is_empty() {
+        return Ok(());
+    }
+    let what = format!("container '{}' cannot become what is described", is.name);
+    Err(ErrorBody::new(ErrorKind::Conflict, what)
+        .because(format!("decided when it was made: {}", differs.join(", ")))
+        .hint(format!("as it is: dvs dc export {}; or another name", is.name)))
+}
+
+/// From what is to what is wanted. Nodes come first and go last: what else changes may name them.
+fn steps(is: &DcSpec, services: &[ServiceSpec], wanted: &DcSpec, generation: u64) -> Vec<PlanStep> {
+    let mut steps = Vec::new();
+    let mut step = |what: Vec<String>, request| steps.push(PlanStep { what, request });
+    let to = nodes(is, wanted);
+    let coming: Vec<&String> = to.iter().filter(|node| !is.nodes.contains(node)).collect();
+    for node in &coming {
+        step(vec![format!("node {node}: comes")], PlanRequest::DcNodeAdd { node: (*node).clone() });
+    }
+    let (mut change, what) = change(is, wanted);
+    if change != DcChange::default() {
+        // Each node that came is a change by itself.
+        change.generation = Some(generation + coming.len() as u64);
+        step(what, PlanRequest::DcChange { change: Box::new(change) });
+    }
+    let same = |one: &ServiceSpec| wanted.services.iter().find(|other| other.name == one.name);
+    for service in services.iter().filter(|service| same(service) != Some(service)) {
+        let name = &service.name;
+        let becomes = if same(service).is_some() { "ends, and begins as described" } else { "ends" };
+        let request = PlanRequest::ServiceRemove { service: name.clone() };
+        step(vec![format!("service {name}: {becomes}")], request);
+    }
+    for service in wanted.services.iter().filter(|service| !services.contains(service)) {
+        let is_new = !services.iter().any(|other| other.name == service.name);
+        let what = is_new.then(|| format!("service {}: new", service.name));
+        step(what.into_iter().collect(), PlanRequest::ServiceAdd { service: Box::new(service.clone()) });
+    }
+    for node in is.nodes.iter().filter(|node| !to.contains(node)) {
+        step(vec![format!("node {node}: goes")], PlanRequest::DcNodeRemove { node: node.clone() });
+    }
+    steps
+}
+
+/// What one request can change, and in words.
+fn change(is: &DcSpec, wanted: &DcSpec) -> (DcChange, Vec<String>) {
+    let mut change = DcChange::default();
+    let mut what = Vec::new();
+    let [before, after] = [&is.limits, &wanted.limits].map(limits);
+    for name in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
+        let (old, new) = (before.get(name), after.get(name));
+        if old != new {
+            let shown = |value: Option<&Value>| value.map_or("default".to_owned(), ToString::to_string);
+            what.push(format!("{name}: {} -> {}", shown(old), shown(new)));
+            change.limits.insert(name.clone(), new.cloned().unwrap_or(Value::Null));
+        }
+    }
+    let [before, after] = [&is.env, &wanted.env].map(|env| variables(env));
+    for name in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
+        let new = after.get(name);
+        if before.get(name) != new {
+            // Values may be secrets.
+            what.push(format!("variable {name}: {}", if new.is_some() { "set" } else { "goes" }));
+            change.env.insert(name.clone(), new.cloned());
+        }
+    }
+    if is.egress != wanted.egress {
+        let to = wanted.egress.as_ref().map_or("none".to_owned(), |egress| match egress.allow.as_slice() {
+            [] => "everything but the cluster's nodes".to_owned(),
+            rules => rules.join(", "),
+        });
+        what.push(format!("way out: {to}"));
+        change.egress = Some(wanted.egress.clone());
+    }
+    let is_other = |one: &[_], other: &[_]| one.iter().any(|port| !other.contains(port));
+    if is_other(&is.ports, &wanted.ports) || is_other(&wanted.ports, &is.ports) {
+        let gone = is.ports.iter().filter(|port| !wanted.ports.contains(port));
+        what.extend(gone.map(|port| format!("port {port}: published no more as it was")));
+        let new = wanted.ports.iter().filter(|port| !is.ports.contains(port));
+        what.extend(new.map(|port| format!("port {port}: published")));
+        change.ports = Some(wanted.ports.clone());
+    }
+    (change, what)
+}
+
+fn limits(limits: &Limits) -> BTreeMap<String, Value> {
+    match serde_json::to_value(limits) {
+        Ok(Value::Object(all)) => all.into_iter().collect(),
+        _ => BTreeMap::new(),
+    }
+}
+
+fn variables(env: &[Bytes]) -> BTreeMap<String, Bytes> {
+    let pairs = env.iter().filter_map(|pair| {
+        let pair = pair.bytes().ok()?;
+        let split = pair.iter().position(|byte| *byte == b'=')?;
+        let name = String::from_utf8(pair.get(..split)?.to_vec()).ok()?;
+        Some((name, Bytes::from(pair.get(split + 1..)?.to_vec())))
+    });
+    pairs.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn spec(more: Value) -> DcSpec {
+        let mut all = json!({ "name": "shop", "nodes": ["n1", "n2"], "limits": { "pids": 100 }, "env": ["A=1"],
+            "ports": [{ "published": 80, "port": 8080 }] });
+        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        serde_json::from_value(all).unwrap()
+    }
+
+    fn service(name: &str, command: &str) -> ServiceSpec {
+        serde_json::from_value(json!({ "name": name, "command": [command] })).unwrap()
+    }
+
+    fn requests(services: &[ServiceSpec], wanted: &DcSpec) -> Value {
+        let steps = steps(&spec(json!({})), services, wanted, 7);
+        serde_json::to_value(steps.into_iter().map(|step| step.request).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn what_is_as_described_needs_nothing() {
+        let services = [service("web", "/bin/web")];
+        let mut wanted = spec(json!({ "nodes": ["n2", "n1"] }));
+        wanted.services = services.to_vec();
+        assert_eq!(requests(&services, &wanted), json!([]));
+        wanted.nodes.clear();
+        assert_eq!(requests(&services, &wanted), json!([]), "without nodes they stay");
+    }
+
+    #[test]
+    fn each_difference_is_one_request_in_an_order_that_can_be_done() {
+        let mut wanted = spec(json!({
+            "nodes": ["n2", "n3"], "limits": { "cpu_max": 1.5 }, "env": ["B=2"], "egress": {}, "ports": [],
+        }));
+        wanted.services = vec![service("web", "/bin/other"), service("db", "/bin/db")];
+        let services = [service("web", "/bin/web"), service("old", "/bin/old")];
+        let asked = requests(&services, &wanted);
+        let names: Vec<&str> = asked.as_array().unwrap().iter().map(|one| one["request"].as_str().unwrap()).collect();
+        let expected = [
+            "dc-node-add",
+            "dc-change",
+            "service-remove",
+            "service-remove",
+            "service-add",
+            "service-add",
+            "dc-node-remove",
+        ];
+        assert_eq!(names, expected);
+        let change = json!({
+            "generation": 8, "limits": { "pids": null, "cpu_max": 1.5 }, "env": { "A": null, "B": "2" }, "egress": {},
+            "ports": [],
+        });
+        assert_eq!(asked[1]["change"], change);
+    }
+
+    #[test]
+    fn what_was_decided_for_good_is_not_planned_away() {
+        let is = spec(json!({}));
+        assert!(demand_same(&is, &spec(json!({}))).is_ok());
+        let refused = demand_same(&is, &spec(json!({ "subnet": "10.9.0.0/24", "wait": "spin" }))).unwrap_err();
+        assert!(refused.to_string().contains("subnet, wait"), "{refused}");
+    }
+}

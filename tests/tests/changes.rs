@@ -1,0 +1,140 @@
+//! Containers that become other while they run.
+
+use std::time::Duration;
+
+use end_to_end::outside::SERVER;
+use end_to_end::{Cluster, eventually};
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// How many children can be had at a time, of those asked for.
+const CHILDREN: &str = "import os, sys, time
+children = 0
+try:
+    for _ in range(int(sys.argv[1])):
+        if not os.fork(): time.sleep(100)
+        children += 1
+except OSError: pass
+import subprocess, signal
+print(children, flush=True)
+signal.signal(signal.SIGTERM, signal.SIG_IGN); os.killpg(0, signal.SIGTERM)";
+
+fn children(cluster: &Cluster, node: &str, wanted: u32) -> u32 {
+    let wanted = wanted.to_string();
+    let words = ["run", "shop", "-n", node, "--", "setsid", "-w", "python3", "-c", CHILDREN, &wanted];
+    cluster.ok(&words).trim().parse().expect("a number")
+}
+
+fn generation(cluster: &Cluster) -> u64 {
+    cluster.json(&["dc", "inspect", "shop", "-o", "json"])["generation"].as_u64().expect("a number")
+}
+
+#[test]
+fn limits_hold_at_once_and_one_that_a_node_cannot_have_changes_nothing() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &["--memory", "512M"]);
+    let hold = "x = b'x' * (100 << 20); print('held', flush=True); import time; time.sleep(1000)";
+    let holder = cluster.ok(&["run", "-d", "shop", "-n", "n2", "--", "python3", "-c", hold]);
+    eventually("it holds its memory", SOON, || {
+        cluster.ok(&["logs", "shop", holder.trim()]).contains("held").then_some(())
+    });
+
+    assert_eq!([children(&cluster, "n1", 60), children(&cluster, "n2", 60)], [60, 60]);
+    cluster.ok(&["dc", "set", "shop", "--pids", "40"]);
+    for node in ["n1", "n2"] {
+        let had = children(&cluster, node, 60);
+        assert!((20..40).contains(&had), "{node}: {had}");
+    }
+    let before = generation(&cluster);
+    cluster.ok(&["dc", "set", "shop", "--pids", "40"]);
+    assert_eq!(generation(&cluster), before, "what makes no difference is no change");
+    cluster.ok(&["dc", "set", "shop", "--pids", "default", "--cpu-list", "1"]);
+    assert_eq!(children(&cluster, "n1", 60), 60);
+    // Of what runs already, and of servers.
+    let allowed = |pid: u32| {
+        let look = format!("/proc/{pid}/status");
+        let status = cluster.ok(&["dev", "exec", "n1", "--", "cat", &look]);
+        let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t").map(str::to_owned));
+        line.expect("its CPUs")
+    };
+    let server = |name| cluster.server_pid("shop", "n1", name).expect("it runs");
+    assert_eq!(["fs", "gate", "disk-root"].map(|name| allowed(server(name))), ["1"; 3]);
+    assert_eq!(cluster.sh("shop", "n1", "nproc"), "1\n");
+
+    // One node of both holds more than that: neither has less.
+    let (status, said) = cluster.fails(&["dc", "set", "shop", "--memory", "64M", "--cpu-list", "default"]);
+    assert!(status == 1 && said.contains("node n2") && said.contains("more memory than 64 MiB"), "{said}");
+    let spec = &cluster.json(&["dc", "inspect", "shop", "-o", "json"]);
+    assert_eq!((&spec["spec"]["limits"]["memory_bytes"], &spec["phase"]), (&(512 << 20).into(), &"running".into()));
+    assert_eq!(cluster.sh("shop", "n1", "nproc"), "1\n");
+    let greedy = "x = b'x' * (80 << 20); print('fits')";
+    assert_eq!(cluster.ok(&["run", "shop", "-n", "n1", "--", "python3", "-c", greedy]), "fits\n");
+    // What its nodes promised is as it was, too.
+    let promised = || cluster.json(&["node", "inspect", "n1", "-o", "json"])["promised"]["memory_bytes"].clone();
+    assert_eq!(promised(), 512 << 20);
+    cluster.ok(&["dc", "set", "shop", "--memory", "256M"]);
+    assert_eq!(promised(), 256 << 20);
+    let (status, said) = cluster.fails(&["dc", "set", "shop", "--memory", "1000G"]);
+    assert!(status == 1 && said.contains("cannot promise the memory"), "{said}");
+    for bad in [["--memory", "1K"], ["--cpus", "-1"], ["--cpu-list", "77"], ["--open-files", "3"]] {
+        let (status, said) = cluster.fails(&[&["dc", "set", "shop"][..], &bad[..]].concat());
+        assert!(status != 0 && said.contains("try:"), "{said}");
+    }
+    assert_eq!(promised(), 256 << 20);
+    let left = cluster.ok(&["ps", "shop", "-o", "name"]);
+    assert!(left.contains(holder.trim()), "it goes on: {left}");
+}
+
+#[test]
+fn variables_are_those_of_what_starts_from_now_on() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &["--env", "COLOUR=red", "--env", "SHAPE=round"]);
+    let look = |node| cluster.sh("shop", node, "echo $COLOUR $SHAPE $SIZE");
+    assert_eq!(look("n2"), "red round\n");
+    let tell =
+        "import os, time\nwhile 1: print(os.environ.get('COLOUR'), os.environ['SIZE'], flush=True); time.sleep(0.1)";
+    cluster.ok(&["service", "add", "shop", "teller", "--env", "SIZE=9", "--", "python3", "-c", tell]);
+    let told = |what: &str| {
+        eventually("the service says so", SOON, || {
+            let services = cluster.json(&["service", "ls", "shop", "-o", "json"]);
+            let pid = services[0]["instances"][0]["pid"].as_u64()?;
+            let said = cluster.output(&["logs", "shop", &pid.to_string(), "--tail", "1"]);
+            (said.status.success() && said.stdout == format!("{what}\n").as_bytes()).then_some(())
+        });
+    };
+    told("red 9");
+
+    cluster.ok(&["dc", "set", "shop", "--env", "COLOUR=blue", "--env", "SIZE=1", "--unset", "SHAPE"]);
+    assert_eq!([look("n1"), look("n2")], ["blue 1\n"; 2]);
+    let own = cluster.ok(&["run", "shop", "--env", "COLOUR=green", "--", "sh", "-c", "echo $COLOUR"]);
+    assert_eq!(own, "green\n");
+    told("red 9");
+    cluster.ok(&["service", "restart", "shop", "teller"]);
+    told("blue 9");
+    for bad in [["--env", "=1"], ["--unset", "A=B"]] {
+        let (status, said) = cluster.fails(&["dc", "set", "shop", bad[0], bad[1]]);
+        assert!(status != 0 && said.contains("try:"), "{said}");
+    }
+    assert_eq!(look("n1"), "blue 1\n");
+    // A daemon that begins anew knows them as well.
+    cluster.ok(&["dev", "exec", "n1", "--", "pkill", "-9", "-f", "^[^ ]*dvs daemon"]);
+    cluster.ok(&["dev", "restart", "n1"]);
+    assert_eq!(look("n1"), "blue 1\n");
+}
+
+#[test]
+fn port_that_goes_while_its_daemon_is_away_is_closed_when_that_is_back() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &["-p", "18080:80"]);
+    cluster.ok(&["run", "-d", "shop", "-n", "n1", "--", "python3", "-c", SERVER, "80"]);
+    let gates = |node: &str| {
+        let found = cluster.output(&["dev", "exec", node, "--", "pgrep", "-f", "^dvs gate ports"]);
+        found.status.success()
+    };
+    eventually("both have a gate", SOON, || (gates("n1") && gates("n2")).then_some(()));
+    cluster.lose_daemon("n1", "n2");
+    cluster.ok(&["--at", "n2", "port", "rm", "shop", "18080"]);
+    assert!(gates("n1"));
+    cluster.ok(&["dev", "restart", "n1"]);
+    eventually("no gate is left", SOON, || (!gates("n1") && !gates("n2")).then_some(()));
+}

@@ -1,0 +1,248 @@
+//! What people type who know docker.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use end_to_end::{Cluster, eventually};
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// A directory with what a copy may lose.
+fn site(below: &Path) -> String {
+    let site = below.join("site");
+    fs::create_dir_all(site.join("deep/er")).expect("a directory");
+    fs::write(site.join("deep/er/page"), vec![7; 3 << 20]).expect("a file");
+    fs::write(site.join("run.sh"), "#!/bin/sh\n").expect("a file");
+    fs::set_permissions(site.join("run.sh"), fs::Permissions::from_mode(0o750)).expect("a mode");
+    symlink("deep/er/page", site.join("link")).expect("a link");
+    fs::write(site.join("empty"), "").expect("a file");
+    std::os::unix::fs::chown(site.join("empty"), Some(33), Some(33)).expect("an owner");
+    site.to_str().expect("text").to_owned()
+}
+
+#[test]
+fn files_go_in_and_out_and_from_container_to_container() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &["--fs-node", "n2", "--disk-node", "n1"]);
+    cluster.container("other", 1, &["--disk", "64M"]);
+    let place = tempfile::tempdir().expect("a directory");
+    let site = site(place.path());
+    let path = |name: &str| place.path().join(name).to_str().expect("text").to_owned();
+
+    cluster.ok(&["cp", &site, "shop:/www"]);
+    let look = "cd /dc/www; stat -c '%n %a %u' *; readlink link; wc -c < deep/er/page";
+    let expected = "deep 755 0\nempty 644 0\nlink 777 0\nrun.sh 750 0\ndeep/er/page\n3145728\n";
+    assert_eq!(cluster.sh("shop", "n1", look), expected);
+    // Once more it goes into the directory that is there, or where a slash says so.
+    cluster.ok(&["cp", "-a", &site, "shop:/dc/www"]);
+    assert_eq!(
+        cluster.sh("shop", "n1", "cd /dc/www/site; stat -c '%n %a %u' empty run.sh"),
+        "empty 644 33\nrun.sh 750 0\n"
+    );
+    cluster.ok(&["cp", &path("site/run.sh"), "shop:/www/start"]);
+    cluster.ok(&["cp", &path("site/run.sh"), "shop:/bin/"]);
+    assert_eq!(cluster.sh("shop", "n1", "cat /dc/www/start /dc/bin/run.sh"), "#!/bin/sh\n#!/bin/sh\n");
+
+    // Out, under the same name, another, and into a directory.
+    cluster.ok(&["cp", "shop:/www", &path("back")]);
+    fs::create_dir(path("into")).expect("a directory");
+    cluster.ok(&["cp", "shop:/www/deep/er/page", &path("into")]);
+    cluster.ok(&["cp", "shop:/www/deep/er/page", &path("single")]);
+    let there = |name: &str| fs::read(path(name)).expect("it is there").len();
+    assert_eq!(["back/deep/er/page", "into/page", "single"].map(there), [3 << 20; 3]);
+    let meta = |name: &str| fs::symlink_metadata(path(name)).expect("it is there");
+    assert_eq!(meta("back/run.sh").mode() & 0o777, 0o750);
+    assert!(meta("back/link").is_symlink() && meta("back/site/empty").uid() == 0);
+    cluster.ok(&["cp", "--archive", "shop:/www/site/empty", &path("owned")]);
+    assert_eq!(meta("owned").uid(), 33);
+
+    // From one to another, and as an archive both ways.
+    cluster.ok(&["cp", "shop:/www/site", "other:/copy"]);
+    assert_eq!(cluster.sh("other", "n1", "wc -c < /dc/copy/deep/er/page"), "3145728\n");
+    let script = format!(
+        "{0} cp shop:/www/site - | tar t | sort | head -3; tar c -C {1} site | {0} cp - shop:/packed",
+        end_to_end::dvs_binary().display(),
+        place.path().display()
+    );
+    let mut shell = std::process::Command::new("bash");
+    shell.args(["-ec", &script]).env("DVS_STATE_DIR", cluster.state_dir());
+    let done = shell.output().expect("bash starts");
+    assert_eq!(String::from_utf8_lossy(&done.stdout), "site\nsite/deep\nsite/deep/er\n", "{done:?}");
+    assert_eq!(cluster.sh("shop", "n2", "ls /dc/packed/site"), "deep\nempty\nlink\nrun.sh\n");
+
+    // What an export writes is in no log.
+    let left = cluster.json(&["ps", "shop", "--all", "-o", "json"]);
+    let packers = left.as_array().expect("a list").iter().filter(|one| one["command"][2] == "pack");
+    for pid in packers.map(|one| one["pid"].to_string()) {
+        assert!(cluster.ok(&["logs", "shop", &pid]).len() < 1000);
+    }
+
+    for (from, to, why) in [
+        ("shop:/none", path("x"), "/dc/none"),
+        (&path("none"), "shop:/x".to_owned(), "none"),
+        ("shop:/www", "/no/such/place/x".to_owned(), "/no/such/place/x"),
+        ("shop:/www", "none:/x".to_owned(), "none"),
+    ] {
+        let (status, said) = cluster.fails(&["cp", from, &to]);
+        assert!(status == 1 && said.contains(why) && said.contains("try:"), "{from} {to}: {said}");
+    }
+    assert!(!Path::new(&path("x")).exists());
+}
+
+#[test]
+fn programs_are_waited_for_stopped_filtered_and_measured() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &["--memory", "512M"]);
+    let begin = |node: &str, user: &str, script: &str| {
+        cluster.ok(&["run", "-d", "shop", "-n", node, "-u", user, "--", "sh", "-c", script]).trim().to_owned()
+    };
+    let seven = begin("n2", "0", "sleep 1; exit 7");
+    let killed = begin("n1", "0", "kill -9 $$");
+    let ended = cluster.json(&["wait", "shop", &seven, &killed, "-o", "json"]);
+    assert_eq!((&ended[0]["exit"], &ended[1]["exit"]), (&7.into(), &137.into()));
+    let (status, said) = cluster.fails(&["wait", "shop", "65999"]);
+    assert!(status == 1 && said.contains("65999"), "{said}");
+
+    let busy = begin("n2", "33", "while :; do :; done");
+    let stubborn = begin("n1", "0", "trap '' TERM; while :; do sleep 1; done");
+    let list = |more: &[&str]| cluster.ok(&[&["ps", "shop", "-q"], more].concat());
+    assert_eq!(list(&["--filter", "user=33"]).trim(), busy);
+    assert_eq!(list(&["--node", "n2", "--filter", "command=while"]).trim(), busy);
+    assert!(list(&["--filter", "state=exited"]).lines().any(|pid| pid == seven));
+    let (status, said) = cluster.fails(&["ps", "shop", "--filter", "colour=red"]);
+    assert!(status == 2 && said.contains("state=STATE"), "{said}");
+
+    let top = cluster.json(&["top", "shop", "-o", "json"]);
+    assert_eq!(top[0]["pid"].to_string(), busy, "{top}");
+    assert!(top[0]["cpu_percent"].as_f64().expect("a number") > 10.0, "{top}");
+    let stats = cluster.json(&["stats", "shop", "-o", "json"]);
+    let of: Vec<&str> = stats.as_array().expect("a list").iter().filter_map(|one| one["node"].as_str()).collect();
+    assert_eq!(of, ["n1", "n2"]);
+    let number = |node: usize, what: &str| stats[node][what].as_f64().expect("a number");
+    assert!(number(1, "cpu_percent") > 10.0 && number(0, "memory_bytes") > 0.0 && number(0, "pids") > 2.0, "{stats}");
+    assert_eq!(number(0, "memory_limit_bytes"), f64::from(512 << 20));
+    let shown = cluster.ok(&["stats"]);
+    assert!(shown.lines().count() == 3 && shown.contains("512"), "{shown}");
+
+    let begun = Instant::now();
+    cluster.ok(&["stop", "-t", "1", "shop", &stubborn, &busy]);
+    assert!(begun.elapsed() < SOON);
+    eventually("both are gone", SOON, || (!list(&[]).contains(&stubborn) && !list(&[]).contains(&busy)).then_some(()));
+
+    assert!(cluster.ok(&["inspect", "shop"]).contains("subnet"));
+    assert_eq!(cluster.json(&["inspect", "n1", "-o", "json"])["name"], "n1");
+    assert_eq!(cluster.json(&["inspect", "shop", &seven, "-o", "json"])[0]["exit"], 7);
+    cluster.ok(&["service", "add", "shop", "clock", "--", "sleep", "1000"]);
+    assert!(cluster.ok(&["inspect", "shop", "clock"]).contains("sleep 1000"));
+    let (status, said) = cluster.fails(&["inspect", "nothing"]);
+    assert!(status == 1 && said.contains("dvs dc ls"), "{said}");
+
+    cluster.ok(&["restart", "-t", "1", "shop"]);
+    cluster.ok(&["stop", "-t", "1", "shop"]);
+    assert_eq!(cluster.json(&["stats", "shop", "-o", "json"]).as_array().map(Vec::len), Some(0));
+    cluster.ok(&["start", "shop"]);
+    cluster.ok(&["rm", "-f", "shop"]);
+    assert_eq!(cluster.ok(&["dc", "ls", "-o", "name"]), "");
+}
+
+/// Each works, or is answered with how it is done here.
+#[test]
+fn words_that_are_not_known_are_answered_with_those_that_are() {
+    let cluster = Cluster::up(1);
+    for word in
+        ["pull", "images", "build", "push", "save", "export", "rename", "update", "network", "volume", "compose"]
+            .into_iter()
+            .chain(["pause", "unpause", "system", "login", "swarm", "stack", "diff", "create", "load"])
+    {
+        let (status, said) = cluster.fails(&[word]);
+        assert!(status == 2 && said.contains("try: dvs "), "{word}: {said}");
+    }
+}
+
+#[test]
+fn services_have_names_that_follow_them() {
+    let cluster = Cluster::up(3);
+    cluster.container("shop", 3, &[]);
+    let server = ["--", "python3", "-c", end_to_end::outside::SERVER, "80"];
+    cluster.ok(&[&["service", "add", "shop", "web", "--node", "n2"], &server[..]].concat());
+    let get = "import sys, urllib.request as u; print(u.urlopen(f'http://{sys.argv[1]}/', timeout=5).read().decode())";
+    let answers = |node: &str, name: &str, by: &str| {
+        eventually(&format!("{name} is {by} on {node}"), SOON, || {
+            let done = cluster.output(&["run", "shop", "-n", node, "--", "python3", "-c", get, name]);
+            (done.status.success() && done.stdout == format!("{by}\n").as_bytes()).then_some(())
+        });
+    };
+    answers("n1", "web", "n2");
+    answers("n3", "web.shop.dvs", "n2");
+    assert!(cluster.sh("shop", "n1", "getent hosts n3.shop.dvs").starts_with("10.1.0.3"));
+    cluster.ok(&["service", "add", "shop", "two", "--instances", "2", "--", "sleep", "1000"]);
+    eventually("both are known", SOON, || {
+        let hosts = cluster.sh("shop", "n1", "cat /etc/hosts");
+        (hosts.lines().filter(|line| line.ends_with("\ttwo two.shop.dvs")).count() == 2).then_some(())
+    });
+    cluster.ok(&["service", "rm", "shop", "web"]);
+    eventually("it has no name any more", SOON, || {
+        let found = cluster.output(&["run", "shop", "-n", "n3", "--", "getent", "hosts", "web"]);
+        (found.status.code() == Some(2)).then_some(())
+    });
+    // A node's name stays the node's.
+    cluster.ok(&[&["service", "add", "shop", "n1", "--node", "n3"], &server[..]].concat());
+    assert!(cluster.sh("shop", "n2", "getent hosts n1").starts_with("10.1.0.1"));
+    cluster.ok(&[&["service", "add", "shop", "web", "--node", "n3"], &server[..]].concat());
+    answers("n2", "web", "n3");
+}
+
+#[test]
+fn events_tell_what_becomes_other_and_info_counts_it() {
+    let cluster = Cluster::up(2);
+    let mut listener = cluster.command_without_limit(&["events", "-o", "json"]);
+    let mut listener = listener.stdout(Stdio::piped()).spawn().expect("dvs starts");
+    let (sender, lines) = std::sync::mpsc::channel();
+    let output = BufReader::new(listener.stdout.take().expect("a pipe"));
+    std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    let mut heard: Vec<String> = Vec::new();
+    let mut hear = |until: &str, between: &dyn Fn()| {
+        eventually(until, SOON, || {
+            between();
+            let said = |line: String| {
+                let event: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+                format!("{} {}", event["name"].as_str().expect("a name"), event["what"].as_str().expect("a word"))
+            };
+            heard.extend(lines.try_iter().map(said));
+            heard.iter().any(|event| event == until).then_some(())
+        });
+        heard.clone()
+    };
+    // It hears from the moment on when it is there.
+    hear("n2 uncordoned", &|| {
+        cluster.ok(&["node", "cordon", "n2"]);
+        cluster.ok(&["node", "uncordon", "n2"]);
+    });
+    cluster.container("shop", 2, &[]);
+    hear("shop running", &|| ());
+    cluster.ok(&["service", "add", "shop", "web", "--", "sleep", "1000"]);
+    hear("shop/web/0 running", &|| ());
+    let info = cluster.json(&["info", "-o", "json"]);
+    assert_eq!(
+        (&info["nodes"]["ready"], &info["containers"]["running"], &info["services"]),
+        (&2.into(), &1.into(), &1.into())
+    );
+    assert!(cluster.ok(&["info"]).contains("2 (2 ready)"));
+    cluster.ok(&["dc", "set", "shop", "--pids", "500"]);
+    hear("shop changed", &|| ());
+    cluster.ok(&["service", "rm", "shop", "web"]);
+    hear("shop/web removed", &|| ());
+    cluster.ok(&["dc", "delete", "--force", "shop"]);
+    let heard = hear("shop deleted", &|| ());
+    let order =
+        ["shop created", "shop running", "shop/web/0 running", "shop changed", "shop/web removed", "shop deleted"];
+    let places: Vec<usize> =
+        order.iter().map(|event| heard.iter().position(|one| one == event).expect("it was told")).collect();
+    assert!(places.is_sorted(), "{heard:?}");
+    listener.kill().expect("it is there");
+    listener.wait().expect("it ends");
+}
