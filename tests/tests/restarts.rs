@@ -69,6 +69,43 @@ fn program_does_not_notice_the_death_of_any_server_gate_or_proxy() {
     assert_complete(&cluster, writer);
 }
 
+/// A thread of the killed gate waits in the kernel for the lock of a directory, which a program holds until the next
+/// gate answers it.
+#[test]
+fn gate_that_cannot_die_before_its_successor_has_answered_has_one() {
+    let cluster = Cluster::up(3);
+    cluster.container("shop", 3, &["--fs-node", "n1", "--disk-node", "n1"]);
+    let gate = |node: &str| pids(&cluster, node, "^dvs gate fuse").pop();
+    let signal = |node: &str, signal: &str, pid: &str| cluster.ok(&["dev", "exec", node, "--", "kill", signal, pid]);
+    let (second, third) = (gate("n2").expect("a gate"), gate("n3").expect("a gate"));
+    cluster.sh("shop", "n1", "mkdir /dc/d");
+    for node in ["n2", "n3"] {
+        cluster.sh("shop", node, "ls /dc/d; ls /dc/d/mine /dc/d/other || true");
+    }
+    // Which has to be asked before anything there changes.
+    signal("n3", "-STOP", &third);
+    let mine = cluster.spawn(&["run", "shop", "--node", "n2", "--", "touch", "/dc/d/mine"]);
+    eventually("its directory is locked", SOON, || {
+        let shown = cluster.json(&["ps", "shop", "-o", "json"]);
+        shown.as_array().expect("a list").iter().any(|process| process["waits_for_tree"] == true).then_some(())
+    });
+    let threads = |letter: &str| {
+        let script = format!("awk '$2 == \"(notifier)\" {{ print $3 }}' /proc/{second}/task/*/stat | grep -c {letter}");
+        cluster.output(&["dev", "exec", "n2", "--", "sh", "-c", &script]).stdout
+    };
+    let other = cluster.spawn(&["run", "shop", "--node", "n1", "--", "touch", "/dc/d/other"]);
+    eventually("the gate is told of the other file, and waits", SOON, || (threads("D") != b"0\n").then_some(()));
+    signal("n2", "-KILL", &second);
+    eventually("there is another one", SOON, || gate("n2").filter(|pid| *pid != second));
+    signal("n3", "-CONT", &third);
+    for program in [mine, other] {
+        let output = program.wait_with_output().expect("the program ends");
+        assert!(output.status.success(), "{output:?}{}", cluster.logs());
+    }
+    assert_eq!(cluster.sh("shop", "n2", "ls /dc/d"), "mine\nother\n");
+    await_running(&cluster);
+}
+
 #[test]
 fn program_and_its_client_go_on_without_the_daemon_which_then_adopts_them() {
     let cluster = Cluster::up(2);

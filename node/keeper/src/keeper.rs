@@ -45,6 +45,10 @@ const LIST_LIMIT: Duration = Duration::from_secs(10);
 /// waits for one to end, and occupies a connection meanwhile: half of those stay for requests that are answered at
 /// once.
 const LIST_HELPERS_MAX: usize = CONNECTIONS_MAX / 2;
+/// How often a table is read in which a program is missing.
+const LIST_ATTEMPTS: u32 = 5;
+/// Status of a helper that read such a table.
+const LOOK_AGAIN: i32 = 75;
 /// When the helpers take this long nobody waits for one: they hang. A node's daemon waits 5 s for the whole answer.
 const LIST_PATIENCE: Duration = Duration::from_secs(3);
 const _: () = assert!(LIST_PATIENCE.as_secs() < LIST_LIMIT.as_secs());
@@ -130,6 +134,7 @@ struct Helper {
     /// Whom it answers; nobody waits for one that took too long.
     asker: Option<u32>,
     begun: Instant,
+    attempt: u32,
 }
 
 impl Helper {
@@ -409,7 +414,7 @@ impl Keeper {
     fn serve_list_askers(&mut self) {
         while self.helpers.len() < LIST_HELPERS_MAX {
             let Some(asker) = self.list_askers.pop_front() else { return };
-            self.start_list(asker);
+            self.start_list(asker, 1);
         }
         if self.lists_hang_from().is_some_and(|hanging| hanging <= Instant::now()) {
             for asker in std::mem::take(&mut self.list_askers) {
@@ -423,8 +428,9 @@ impl Keeper {
         self.helpers.values().map(|helper| helper.begun + LIST_PATIENCE).max()
     }
 
-    /// By a child that answers the connection itself.
-    fn start_list(&mut self, asker: u32) {
+    /// By a child that answers the connection itself. A program that ends after the child was made and before it reads
+    /// is neither in `/proc` nor among those that it knows to have ended: then another child looks.
+    fn start_list(&mut self, asker: u32, attempt: u32) {
         use sys::child::{Forked, Parentage, exit_now, fork};
         let ended = self.ended_programs();
         let known = self.known_programs();
@@ -437,6 +443,9 @@ impl Keeper {
                 }
                 let options = &self.options;
                 let mut all = list::read(self.proc_dir.as_fd(), &options.node, options.uid_base, &known);
+                if attempt < LIST_ATTEMPTS && !list::has_all(&all, &known) {
+                    exit_now(LOOK_AGAIN);
+                }
                 all.extend(ended);
                 let sent = packet::send_now(connection.socket.as_fd(), &Answer::Processes(all), &[]);
                 exit_now(i32::from(sent.is_err()))
@@ -445,7 +454,7 @@ impl Keeper {
                 let id = self.next_id();
                 match self.poll.watch(pidfd, Source::Helper(id), Interest::Read) {
                     Ok(pidfd) => {
-                        self.helpers.insert(id, Helper { pidfd, asker: Some(asker), begun: Instant::now() });
+                        self.helpers.insert(id, Helper { pidfd, asker: Some(asker), begun: Instant::now(), attempt });
                     }
                     // It answers all the same.
                     Err(_) => self.release(asker),
@@ -459,11 +468,12 @@ impl Keeper {
         let Some(helper) = self.helpers.remove(&id) else { return };
         let status = waitid(WaitId::PidFd(helper.pidfd.as_fd()), WaitIdOptions::EXITED);
         let Some(asker) = helper.asker else { return };
-        let fine = matches!(status, Ok(Some(status)) if status.exit_status() == Some(0));
-        if fine {
-            self.release(asker);
-        } else {
-            self.connections.remove(&asker);
+        match status.ok().flatten().and_then(|status| status.exit_status()) {
+            Some(0) => self.release(asker),
+            Some(LOOK_AGAIN) => self.start_list(asker, helper.attempt + 1),
+            _ => {
+                self.connections.remove(&asker);
+            }
         }
     }
 

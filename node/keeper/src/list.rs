@@ -51,6 +51,11 @@ pub fn read(proc_dir: BorrowedFd<'_>, node: &str, uid_base: u32, known: &BTreeMa
     pids(proc_dir).into_iter().filter_map(|pid| read_one(&dir, pid, node, uid_base, &clock, known)).collect()
 }
 
+/// Whether every program that was known to run is in the table, which is in the order of its numbers.
+pub fn has_all(table: &[Process], known: &BTreeMap<u32, Known>) -> bool {
+    known.keys().all(|pid| table.binary_search_by_key(pid, |process| process.pid).is_ok())
+}
+
 /// Through the descriptor: the container cannot put another tree in its place.
 fn path(proc_dir: BorrowedFd<'_>) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", proc_dir.as_raw_fd()))

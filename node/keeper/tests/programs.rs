@@ -58,6 +58,25 @@ fn process_table_is_shown_to_many_who_ask_at_once() {
 }
 
 #[test]
+fn no_program_is_missing_in_a_table_that_is_read_while_it_ends() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    for _ in 0..100 {
+        let pid = keeper.client.run(&request(&["sh", "-c", "exit 7"]), None).expect("run");
+        loop {
+            let processes = keeper.client.list().expect("list");
+            let found = processes.iter().find(|process| process.pid == pid).expect("it is there until it has ended");
+            if found.state == ProcessState::Exited {
+                assert_eq!(found.exit, Some(7));
+                break;
+            }
+        }
+    }
+}
+
+#[test]
 fn keeper_that_can_log_nothing_serves_on_and_its_programs_live() {
     if !is_root() {
         return;
