@@ -10,6 +10,8 @@ use crate::operation::{Empty, operations, replies, words};
 
 /// Bytes of a stream in one request.
 pub const PIECE_BYTES_MAX: u32 = 256 << 10;
+/// Pieces of one half of a stream that may be under way.
+pub const AHEAD: usize = 4;
 /// Streams of a job.
 pub const STREAMS_MAX: usize = 12;
 /// Of a [`Description`] as it travels: arguments and environment may have what `execve` takes by default.
@@ -21,12 +23,12 @@ operations! {
     /// Reply data: the [`Description`] from byte `at` on, as much as there is room for.
     DESCRIBE = 16: repeatable Describe { at: u64 } -> Described [];
 
-    /// Bytes of a stream that the deputy reads; the answer comes when there are some. `at`: how many came before; those
-    /// of the last answer may be asked for again. No reply data: it has ended.
-    READ = 17: repeatable Read { stream: u32, at: u64 } -> Empty [BadHandle];
+    /// Bytes of a stream that the deputy reads; the answer comes when there are some. `piece`: their number, from 0 on;
+    /// [`AHEAD`] may be asked for at a time, and the last [`AHEAD`] again. No reply data: it has ended.
+    READ = 17: repeatable Read { stream: u32, piece: u64 } -> Empty [BadHandle];
 
     /// Bytes for a stream that the deputy writes; the answer comes when they are written. `at`: how many went before.
-    /// `EPIPE`: nobody reads them.
+    /// [`AHEAD`] may be under way, in their order. `EPIPE`: nobody reads them.
     WRITE = 18: repeatable Write { stream: u32, at: u64 } -> Empty [BadHandle, BrokenPipe, NoSpace];
 
     /// The program is done with this half of a stream.

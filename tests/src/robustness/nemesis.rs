@@ -1,10 +1,11 @@
 //! Does faults, and heals them.
 
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::process::Output;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -22,13 +23,13 @@ const BUSY_FOR: Duration = Duration::from_secs(20);
 pub struct Nemesis<'a> {
     pub site: &'a Site,
     pub notes: &'a Notes,
-    /// Two faults of a round shall not start one daemon twice.
-    starting: Mutex<()>,
+    /// Machines that are off. Two faults of a round shall not start one daemon twice, nor one on a machine that is off.
+    off: Mutex<BTreeSet<Node>>,
 }
 
 impl<'a> Nemesis<'a> {
     pub fn new(site: &'a Site, notes: &'a Notes) -> Nemesis<'a> {
-        Nemesis { site, notes, starting: Mutex::default() }
+        Nemesis { site, notes, off: Mutex::default() }
     }
 
     /// All at once; returns when all are healed.
@@ -75,10 +76,15 @@ impl<'a> Nemesis<'a> {
                 self.on(node, "kill -CONT -1");
             }
             Fault::PowerOff { node, ms } => {
-                self.dev(&["kill", NODES[node]]);
+                {
+                    let mut off = self.off.lock();
+                    off.insert(node);
+                    self.dev(&["kill", NODES[node]]);
+                }
                 self.await_truth(node, ms, is_alone);
-                let _starting = self.starting.lock();
+                let mut off = self.off.lock();
                 self.site.power_on(node);
+                off.remove(&node);
             }
             Fault::Unplug { node, ms } => {
                 self.dev(&["wire", NODES[node], "down"]);
@@ -152,9 +158,9 @@ impl<'a> Nemesis<'a> {
 
     /// What a service manager does.
     fn ensure_daemon(&self, node: Node) {
-        let _starting = self.starting.lock();
+        let off = self.off.lock();
         let is_there = table(self.site).iter().any(|one| one.node == node && is_daemon(&one.command));
-        if !is_there {
+        if !is_there && !off.contains(&node) {
             self.site.begin_daemon(node);
         }
     }

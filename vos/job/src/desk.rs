@@ -208,8 +208,9 @@ impl Service for Desk {
     fn submit(&mut self, request: Request) {
         match Asked::decode(request.op(), request.flags(), request.args(), &[]) {
             Ok(Asked::Describe(Describe { at })) => self.describe(request, at),
-            Ok(Asked::Read(Read { stream, at })) => match self.line(stream).and_then(|lines| lines.reading.as_ref()) {
-                Some(line) => line.read(request, at),
+            Ok(Asked::Read(Read { stream, piece })) => match self.line(stream).and_then(|lines| lines.reading.as_ref())
+            {
+                Some(line) => line.read(request, piece),
                 None => request.fail(Errno::BADF),
             },
             Ok(Asked::Write(Write { stream, at })) => {

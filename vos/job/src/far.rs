@@ -3,6 +3,7 @@
 //! Streams have a thread each, which asks the deputy or tells it; so nothing is read of the deputy's before the program
 //! has room, and the program waits as soon as whoever reads its output does.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -11,14 +12,15 @@ use std::thread::JoinHandle;
 
 use abi::{Endpoint, IpcError};
 use ipc::{Port, RingClient, Wait};
-use libvos::{BlockingSession, Connect, Identity, SharedPort, Size};
+use libvos::{BlockingSession, Connect, Identity, Op, SharedPort, Size, Started};
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, read, write};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, waitpid};
 use vos_api::jobs::{
-    DESCRIPTION_BYTES_MAX, Describe, Description, Half, News, Next, ORDER_RESIZE, ORDER_SIGNAL, PIECE_BYTES_MAX, Read,
+    AHEAD, DESCRIPTION_BYTES_MAX, Describe, Description, Half, News, Next, ORDER_RESIZE, ORDER_SIGNAL, PIECE_BYTES_MAX,
+    Read,
 };
 use vos_api::jobs::{JobFile, STREAMS_MAX, Say, Seek, Shut, StreamKind, Write};
 use vos_api::{Encoded, Operation};
@@ -26,13 +28,15 @@ use vos_api::{Encoded, Operation};
 use crate::absence::Absence;
 use crate::door::{BROKER, FarEndOrder, OtherNode};
 use crate::nursery::Nursery;
+use crate::streams::Bulk;
 use crate::terminal::{Likeness, resize};
 use crate::tree::TreeFiles;
 
-/// A request of each half of each stream, and a few besides.
-const SIZE: Size = Size { entries: 64, arena_bytes: 16 << 20 };
-const _: () = assert!(SIZE.arena_bytes as usize >= 2 * (2 * STREAMS_MAX + 4) * PIECE_BYTES_MAX as usize);
-
+/// Room for the requests of each half of each stream that reads, for one of each that writes, and a few besides: who
+/// has one under way needs no room for another.
+const SIZE: Size = Size { entries: 128, arena_bytes: 16 << 20 };
+const _: () = assert!(SIZE.arena_bytes as usize >= (STREAMS_MAX * (AHEAD + 1) + 4) * PIECE_BYTES_MAX as usize);
+const _: () = assert!(SIZE.entries as usize >= STREAMS_MAX * 2 * AHEAD);
 #[derive(Debug, thiserror::Error)]
 pub enum FarError {
     #[error("the kernel made no process for the program")]
@@ -351,13 +355,24 @@ impl Asker {
 
     /// What the deputy reads is written for the program.
     fn feed(&self, stream: u32, file: OwnedFd) {
-        let mut at = 0;
-        while let Ok((_, bytes)) = self.ask(Read { stream, at }, PIECE_BYTES_MAX) {
-            if bytes.is_empty() {
+        let mut line = Window::new(self.clone());
+        let (mut piece, mut bulk) = (0, Bulk::default());
+        let mut room = vec![0; PIECE_BYTES_MAX as usize];
+        loop {
+            while line.under_way.len() < if bulk.is_bulk { AHEAD } else { 1 } {
+                let asked = Read { stream, piece }.encode();
+                match line.start(Op::of(&asked, <Read as Operation<'_>>::CLASS, PIECE_BYTES_MAX)) {
+                    Ok(true) => piece += 1,
+                    Ok(false) => break,
+                    Err(_) => return shut_writing(&file),
+                }
+            }
+            let bytes = line.next_into(&mut room).unwrap_or(0);
+            if bytes == 0 {
                 return shut_writing(&file);
             }
-            at += bytes.len() as u64;
-            let mut rest = bytes.as_slice();
+            bulk.heed(bytes, &file);
+            let mut rest = room.get(..bytes).unwrap_or_default();
             while !rest.is_empty() {
                 match write(&file, rest) {
                     Ok(written) => rest = rest.get(written..).unwrap_or_default(),
@@ -369,39 +384,93 @@ impl Asker {
                 }
             }
         }
-        shut_writing(&file);
     }
 
     /// What the program writes goes to the deputy, also what lies there when it has ended.
     fn drain(&self, stream: u32, file: OwnedFd, over: &OwnedFd) {
+        let mut line = Window::new(self.clone());
         let (mut at, mut bytes) = (0, vec![0; PIECE_BYTES_MAX as usize]);
+        let mut bulk = Bulk::default();
         loop {
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
             let mut fds = [PollFd::new(&file, PollFlags::IN), PollFd::new(over, PollFlags::IN)];
-            match poll(&mut fds, None) {
+            match poll(&mut fds, (!line.under_way.is_empty()).then_some(&at_once)) {
+                // Whoever writes next shall hear how it went.
+                Ok(0) => match line.next() {
+                    Ok(_) => continue,
+                    Err(_) => return,
+                },
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
                 Err(_) => return,
             }
             if fds.first().is_none_or(|file| file.revents().is_empty()) {
-                return;
+                return line.settle();
             }
             match read(&file, bytes.as_mut_slice()) {
                 Ok(0) => break,
                 Ok(got) => {
                     let piece = bytes.get(..got).unwrap_or_default();
                     let sent = Encoded { data: piece.into(), ..Write { stream, at }.encode() };
-                    let op = libvos::Op::of(&sent, <Write as Operation<'_>>::CLASS, 0);
-                    if self.heed(self.session.call(op)).is_err() {
+                    if line.send(Op::of(&sent, <Write as Operation<'_>>::CLASS, 0)).is_err() {
                         // Whoever writes next is told so.
                         return;
                     }
                     at += got as u64;
+                    bulk.heed(got, &file);
                 }
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(_) => break,
             }
         }
+        line.settle();
         let _ = self.ask(Shut { half: Half::Writing, stream }, 0);
+    }
+}
+
+/// Requests of one half of a stream that are under way, in their order.
+struct Window {
+    deputy: Asker,
+    under_way: VecDeque<Started>,
+}
+
+impl Window {
+    fn new(deputy: Asker) -> Window {
+        Window { deputy, under_way: VecDeque::new() }
+    }
+
+    /// False: there is no room besides those that are under way.
+    fn start(&mut self, op: Op<'_>) -> Result<bool, Errno> {
+        let session = &self.deputy.session;
+        let started = if self.under_way.is_empty() { session.start(op).map(Some) } else { session.try_start(op) };
+        let started = self.deputy.heed(started)?;
+        let is_started = started.is_some();
+        self.under_way.extend(started);
+        Ok(is_started)
+    }
+
+    /// Waits for room, [`AHEAD`] are under way at most.
+    fn send(&mut self, op: Op<'_>) -> Result<(), Errno> {
+        while self.under_way.len() >= AHEAD || !self.start(op)? {
+            self.next()?;
+        }
+        Ok(())
+    }
+
+    /// Until all are answered, or one of them with an error.
+    fn settle(mut self) {
+        while !self.under_way.is_empty() && self.next().is_ok() {}
+    }
+
+    /// Until the oldest one is answered.
+    fn next(&mut self) -> Result<(), Errno> {
+        self.next_into(&mut []).map(drop)
+    }
+
+    /// How many bytes of reply data came with the answer of the oldest one.
+    fn next_into(&mut self, into: &mut [u8]) -> Result<usize, Errno> {
+        let oldest = self.under_way.pop_front().ok_or(Errno::INVAL)?;
+        self.deputy.heed(oldest.wait_into(into)).map(|(_, bytes)| bytes)
     }
 }
 
