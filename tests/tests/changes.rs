@@ -108,6 +108,14 @@ fn variables_are_those_of_what_starts_from_now_on() {
     assert_eq!([look("n1"), look("n2")], ["blue 1\n"; 2]);
     let own = cluster.ok(&["run", "shop", "--env", "COLOUR=green", "--", "sh", "-c", "echo $COLOUR"]);
     assert_eq!(own, "green\n");
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let path = file.path().to_str().expect("a path of text");
+    std::fs::write(path, "# of one program\nSIZE=7\nCOLOUR=a b\n").expect("written");
+    let from_file = ["run", "shop", "--env-file", path, "--env", "SIZE=8", "--", "sh", "-c", "echo $COLOUR $SIZE"];
+    assert_eq!(cluster.ok(&from_file), "a b 8\n");
+    std::fs::write(path, "SIZE=7\n=8\n").expect("written");
+    let (status, said) = cluster.fails(&from_file);
+    assert!(status == 125 && said.contains("line 2") && said.contains("needs a name"), "{said}");
     told("red 9");
     cluster.ok(&["service", "restart", "shop", "teller"]);
     told("blue 9");
@@ -120,6 +128,72 @@ fn variables_are_those_of_what_starts_from_now_on() {
     cluster.ok(&["dev", "exec", "n1", "--", "pkill", "-9", "-f", "^[^ ]*dvs daemon"]);
     cluster.ok(&["dev", "restart", "n1"]);
     assert_eq!(look("n1"), "blue 1\n");
+}
+
+#[test]
+fn container_that_is_paused_stands_still_on_all_nodes_and_goes_on_where_it_stood() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &[]);
+    let count = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done";
+    let begin = |node| cluster.ok(&["run", "-d", "shop", "-n", node, "--", "sh", "-c", count]).trim().to_owned();
+    let counters = ["n1", "n2"].map(begin);
+    let reached = || {
+        counters.each_ref().map(|pid| {
+            let said = cluster.ok(&["logs", "shop", pid, "--tail", "1"]);
+            said.trim().parse::<u64>().unwrap_or(0)
+        })
+    };
+    let go_on = || {
+        let before = reached();
+        eventually("both count", SOON, || {
+            reached().iter().zip(before).all(|(now, before)| *now > before).then_some(())
+        });
+    };
+    let web = ["service", "add", "shop", "web", "--health-command", "true", "--health-interval", "1"];
+    cluster.ok(&[&web[..], &["--", "sleep", "1000"]].concat());
+    let service = || {
+        let services = cluster.json(&["service", "ls", "shop", "-o", "json"]);
+        let web = &services[0]["instances"][0];
+        (web["state"] == "healthy").then(|| web["pid"].clone())
+    };
+    let served_by = eventually("the service is healthy", SOON, service);
+    go_on();
+
+    cluster.ok(&["pause", "shop"]);
+    cluster.ok(&["pause", "shop"]);
+    assert!(cluster.ok(&["dc", "ls"]).contains("paused"));
+    let stand = || {
+        let before = reached();
+        std::thread::sleep(Duration::from_millis(500));
+        assert_eq!(reached(), before, "they stand still");
+    };
+    stand();
+    for refused in
+        [&["run", "shop", "--", "true"][..], &["service", "restart", "shop", "web"], &["exec", "shop", "true"]]
+    {
+        let (status, said) = cluster.fails(refused);
+        assert!(status != 0 && said.contains("is paused") && said.contains("try: dvs unpause shop"), "{said}");
+    }
+    // A daemon that begins anew leaves it so.
+    cluster.ok(&["dev", "exec", "n2", "--", "pkill", "-9", "-f", "^[^ ]*dvs daemon"]);
+    cluster.ok(&["dev", "restart", "n2"]);
+    stand();
+    // Longer than the service's health may be missed.
+    std::thread::sleep(Duration::from_secs(5));
+    cluster.ok(&["unpause", "shop"]);
+    go_on();
+    assert_eq!(eventually("the service is healthy", SOON, service), served_by);
+    cluster.ok(&["run", "shop", "-n", "n2", "--", "true"]);
+
+    // What stands still is ended like the rest.
+    cluster.ok(&["pause", "shop"]);
+    cluster.ok(&["stop", "-t", "1", "shop"]);
+    let (status, said) = cluster.fails(&["pause", "shop"]);
+    assert!(status == 1 && said.contains("try: dvs start shop"), "{said}");
+    cluster.ok(&["start", "shop"]);
+    cluster.ok(&["run", "shop", "-n", "n2", "--", "true"]);
+    cluster.ok(&["pause", "shop"]);
+    cluster.ok(&["rm", "-f", "shop"]);
 }
 
 #[test]

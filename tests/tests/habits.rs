@@ -156,7 +156,7 @@ fn words_that_are_not_known_are_answered_with_those_that_are() {
     for word in
         ["pull", "images", "build", "push", "save", "export", "rename", "update", "network", "volume", "compose"]
             .into_iter()
-            .chain(["pause", "unpause", "system", "login", "swarm", "stack", "diff", "create", "load"])
+            .chain(["system", "login", "swarm", "stack", "diff", "create", "load"])
     {
         let (status, said) = cluster.fails(&[word]);
         assert!(status == 2 && said.contains("try: dvs "), "{word}: {said}");

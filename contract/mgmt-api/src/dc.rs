@@ -266,6 +266,9 @@ pub struct Dc {
     #[serde(default)]
     pub placement: Placement,
     pub phase: DcPhase,
+    /// Its programs stand still.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
     pub shares: Vec<NodeShare>,
     /// Counts what was asked for: starts, stops, changes.
     #[serde(default)]

@@ -75,6 +75,11 @@ pub const DC_NODE: &str = "/v1/dcs/{dc}/nodes/{node}";
 pub const DC_START: &str = "/v1/dcs/{dc}/start";
 /// POST: `?grace_ms=` between SIGTERM and SIGKILL (10,000).
 pub const DC_STOP: &str = "/v1/dcs/{dc}/stop";
+/// POST: its programs stand still, on all its nodes; 200 with [`crate::Dc`]. Again: the same answer. Refused when it
+/// is stopped.
+pub const DC_PAUSE: &str = "/v1/dcs/{dc}/pause";
+/// POST: they go on where they stood; 200 with [`crate::Dc`]. Again: the same answer.
+pub const DC_UNPAUSE: &str = "/v1/dcs/{dc}/unpause";
 /// GET: list of [`crate::Process`] of all nodes, [`MISSING`] naming those that did not answer, and each [`NOTE`]; POST
 /// [`crate::RunRequest`]: [`crate::RunResponse`], or, with the header `Upgrade: dvs-stream`, 101 and then frames of
 /// [`crate::stream`]. `?session=N` asks for a session ([`crate::stream::session`]).

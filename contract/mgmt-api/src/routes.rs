@@ -260,6 +260,10 @@ routes! {
     DcStop "dc-stop": Post DC_STOP OPERATOR, Changes,
         &[number("grace_ms", "Between SIGTERM and SIGKILL, in milliseconds; 10,000.")], None => Answer::One("Dc");
         "Stops a container."
+    DcPause "dc-pause": Post DC_PAUSE OPERATOR, Changes, &[], None => Answer::One("Dc");
+        "The programs of a container stand still, its services too; answered when its nodes have followed."
+    DcUnpause "dc-unpause": Post DC_UNPAUSE OPERATOR, Changes, &[], None => Answer::One("Dc");
+        "The programs of a container go on where they stood."
     DcNodeAdd "dc-node-add": Post DC_NODES OPERATOR, Changes, &[], Some("DcNodeRequest") => Answer::One("Dc");
         "A container spans one node more; answered when that runs it."
     DcNodeRemove "dc-node-remove": Delete DC_NODE OPERATOR, Changes,
@@ -369,9 +373,11 @@ mod tests {
             | DcChannels | Level | Processes | Process | Myself | Services | Service | Ports | Plan | Events => {
                 [false, true, true, true, true, true]
             }
-            DcCreate | DcChange | DcDelete | DcStart | DcStop | DcNodeAdd | DcNodeRemove | Run | Signal | Attach
-            | Logs | Exec | Import | Export | PortAdd | PortRemove | ServiceAdd | ServiceRemove | ServiceStart
-            | ServiceStop | ServiceRestart | ServiceMove => [false, false, true, true, true, true],
+            DcCreate | DcChange | DcDelete | DcStart | DcStop | DcPause | DcUnpause | DcNodeAdd | DcNodeRemove
+            | Run | Signal | Attach | Logs | Exec | Import | Export | PortAdd | PortRemove | ServiceAdd
+            | ServiceRemove | ServiceStart | ServiceStop | ServiceRestart | ServiceMove => {
+                [false, false, true, true, true, true]
+            }
             Settings | NodeChange | NodeRemove | Authority | AuthorityRotate | Tokens | TokenCreate | TokenRemove
             | Accesses | AccessCreate | AccessRemove | Audit => [false, false, false, true, true, true],
             Facts | Backup | Upgrade | UpgradeDaemon | UpgradeServers => [false, false, false, false, true, true],

@@ -281,6 +281,14 @@ impl Client {
         self.json(Method::POST, &path, NONE, ACT_SECONDS).await
     }
 
+    pub async fn pause_dc(&self, dc: &str) -> Result<Dc, Error> {
+        self.json(Method::POST, &named(path::DC_PAUSE, &[("dc", dc)]), NONE, ACT_SECONDS).await
+    }
+
+    pub async fn unpause_dc(&self, dc: &str) -> Result<Dc, Error> {
+        self.json(Method::POST, &named(path::DC_UNPAUSE, &[("dc", dc)]), NONE, ACT_SECONDS).await
+    }
+
     pub async fn services(&self, dc: &str) -> Result<Vec<ServiceInfo>, Error> {
         self.json(Method::GET, &named(path::SERVICES, &[("dc", dc)]), NONE, ASK_SECONDS).await
     }

@@ -8,7 +8,8 @@ use client::{Contexts, Places, Wanted};
 
 use crate::commands::{
     access, apply, attach, audit, cluster, completion, context, cp, daemon, dc, dev, doctor, ds, events, exec, import,
-    info, inspect, internal, kill, logs, metrics, names, node, port, ps, run, service, stats, stop, version, wait,
+    info, inspect, internal, kill, logs, metrics, names, node, pause, port, ps, run, service, stats, stop, version,
+    wait,
 };
 use crate::output::Format;
 
@@ -143,6 +144,8 @@ pub enum Command {
     },
     Stop(stop::StopOptions),
     Restart(stop::RestartOptions),
+    Pause(pause::PauseOptions),
+    Unpause(pause::UnpauseOptions),
     Rm(dc::DeleteOptions),
     Inspect(inspect::Options),
     Stats(stats::StatsOptions),

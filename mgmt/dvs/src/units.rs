@@ -134,6 +134,36 @@ pub fn parse_env() -> impl TypedValueParser<Value = OsString> {
     OsStringValueParser::new().try_map(resolve_env)
 }
 
+/// More is no list of variables.
+const VARIABLES_FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// What a file of variables says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VariablesFile(pub Vec<OsString>);
+
+/// For `clap`: a file with a variable in each line.
+pub fn parse_env_file() -> impl TypedValueParser<Value = VariablesFile> {
+    OsStringValueParser::new().try_map(|path| {
+        use std::io::Read;
+        let mut text = Vec::new();
+        let file = std::fs::File::open(&path).map_err(|error| error.to_string())?;
+        file.take(VARIABLES_FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(|error| error.to_string())?;
+        if text.len() as u64 > VARIABLES_FILE_BYTES_MAX {
+            return Err("it has more than 1 MiB".to_owned());
+        }
+        read_env_file(&text)
+    })
+}
+
+fn read_env_file(text: &[u8]) -> Result<VariablesFile, String> {
+    let lines = text.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line)).zip(1..);
+    let said = lines.filter(|(line, _)| !line.is_empty() && !line.starts_with(b"#"));
+    let variables = said.map(|(line, number)| {
+        resolve_env(OsStr::from_bytes(line).to_owned()).map_err(|why| format!("line {number}: {why}"))
+    });
+    variables.collect::<Result<Vec<OsString>, String>>().map(VariablesFile)
+}
+
 /// `K=V`, or `K` for the value in our own environment.
 pub fn resolve_env(text: OsString) -> Result<OsString, String> {
     match text.as_bytes().iter().position(|byte| *byte == b'=') {
@@ -151,6 +181,17 @@ pub fn resolve_env(text: OsString) -> Result<OsString, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_of_variables_are_read_line_by_line() {
+        let read = |text: &str| read_env_file(text.as_bytes()).map(|file| file.0);
+        assert_eq!(read(""), Ok(Vec::new()));
+        let said = "# of the shop\nA=1\n\nB= two = \"2\" # not a comment\r\nC=";
+        assert_eq!(read(said), Ok(["A=1", "B= two = \"2\" # not a comment", "C="].map(OsString::from).to_vec()));
+        for (bad, line) in [("A=1\n=2", "line 2"), ("NONE_THAT_IS_SET", "line 1")] {
+            assert!(read(bad).is_err_and(|why| why.starts_with(line)), "{bad}");
+        }
+    }
 
     #[test]
     fn sizes_are_read_as_binary_units() {

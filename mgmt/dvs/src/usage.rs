@@ -61,7 +61,7 @@ fn similar(error: &clap::Error, meant: &[String]) -> Option<String> {
 
 /// What people type elsewhere, and what it is called here.
 fn known_elsewhere(error: &clap::Error, meant: &[String]) -> Option<String> {
-    const KNOWN: [(&str, &str); 27] = [
+    const KNOWN: [(&str, &str); 25] = [
         ("create", "dvs dc create"),
         ("pull", "dvs import: what images bring is a directory or archive here, started with dvs run --root"),
         ("images", "dvs run DC -- ls /dc: roots are directories of the tree"),
@@ -74,8 +74,6 @@ fn known_elsewhere(error: &clap::Error, meant: &[String]) -> Option<String> {
         ("network", "dvs port, dvs dc set --egress"),
         ("volume", "dvs import, dvs cp: what is in /dc stays"),
         ("compose", "dvs apply"),
-        ("pause", "dvs kill -s STOP DC PID"),
-        ("unpause", "dvs kill -s CONT DC PID"),
         ("system", "dvs doctor"),
         ("login", "dvs context add"),
         ("swarm", "dvs cluster, dvs node"),

@@ -135,6 +135,9 @@ pub struct DcRecord {
     /// Endpoints that each of its seats gives to programs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<Range<u32>>,
+    /// Its programs stand still; only of one that is to run.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
     /// Of nodes that have one, or had: what follows from it (addresses, PIDs, endpoints) is nobody else's ever. Empty
     /// as long as no node came or went: then a node's position is its seat.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -154,18 +157,20 @@ struct StoredDc {
     #[serde(default)]
     endpoints: Vec<Range<u32>>,
     #[serde(default)]
+    paused: bool,
+    #[serde(default)]
     seats: BTreeMap<String, usize>,
 }
 
 impl From<StoredDc> for DcRecord {
     fn from(stored: StoredDc) -> DcRecord {
-        let StoredDc { id, spec, placement, desired, generation, created_s, endpoints, seats } = stored;
+        let StoredDc { id, spec, placement, desired, generation, created_s, endpoints, paused, seats } = stored;
         let placement = placement.unwrap_or_else(|| {
             // Without promises: by that `ledger::adopt` knows it.
             let instances = placer::instances(&spec, &kinds::known_at(FIRST_FORMAT), &Accounts::new());
             Placement { instances, promised: BTreeMap::new() }
         });
-        DcRecord { id, spec, placement, desired, generation, created_s, endpoints, seats }
+        DcRecord { id, spec, placement, desired, generation, created_s, endpoints, paused, seats }
     }
 }
 

@@ -324,6 +324,20 @@ impl Cgroup {
         }
     }
 
+    /// All programs stand still, or go on where they stood. Those that wait in the kernel stand still when that lets
+    /// them go; who comes to the group meanwhile does so at once.
+    ///
+    /// # Errors
+    /// A host without a freezer.
+    pub fn hold(&self, is_held: bool) -> Result<(), CgroupError> {
+        let missing = CgroupError::NoController { controller: Controller::Freezer, limit: "standstill" };
+        let dir = self.dir(Controller::Freezer, Level::Programs).ok_or(missing)?;
+        match &self.hierarchy {
+            Hierarchy::V1(_) => write(&dir.join("freezer.state"), if is_held { "FROZEN" } else { "THAWED" }),
+            Hierarchy::V2(_) => write(&dir.join("cgroup.freeze"), if is_held { "1" } else { "0" }),
+        }
+    }
+
     /// SIGKILL for every program, until there is none.
     pub fn kill_all(&self) -> Result<(), CgroupError> {
         self.kill_level(Level::Programs)
@@ -336,7 +350,9 @@ impl Cgroup {
             if let Hierarchy::V2(_) = self.hierarchy {
                 let _ = self.dirs(level).first().map(|dir| write(&dir.join("cgroup.kill"), "1"));
             }
-            self.dirs(level).iter().flat_map(|dir| runs::run_dirs(dir)).for_each(|run| runs::thaw(&run));
+            let dirs = self.dirs(level);
+            let runs = dirs.iter().flat_map(|dir| runs::run_dirs(dir));
+            dirs.iter().cloned().chain(runs).for_each(|dir| runs::thaw(&dir));
             let members = self.members_of(level)?;
             if members.is_empty() {
                 return Ok(());

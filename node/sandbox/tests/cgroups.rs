@@ -58,6 +58,45 @@ fn members_are_counted_and_killed_together_and_the_group_goes() {
 }
 
 #[test]
+fn programs_stand_still_go_on_and_are_killed_in_between() {
+    if !is_root() {
+        return;
+    }
+    let group = group(&Limits::default()).expect("group");
+    let busy = || Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("sh");
+    let mut children: Vec<Child> = (0..2).map(|_| busy()).collect();
+    children.iter().for_each(|child| group.0.add(child.id()).expect("add"));
+    let run = group.0.make_run(1).expect("a group below");
+    let mut below = busy();
+    for mut file in group.0.member_files_of(&run).expect("files").into_iter().map(std::fs::File::from) {
+        std::io::Write::write_all(&mut file, below.id().to_string().as_bytes()).expect("add");
+    }
+    let used = || group.0.stats().cpu_ns;
+    let goes_on = |before: u64| {
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while used() <= before && std::time::Instant::now() < until {
+            std::thread::yield_now();
+        }
+        used() > before
+    };
+    assert!(goes_on(used()));
+    group.0.hold(true).expect("a freezer");
+    // Who is in the kernel at this moment goes on until it leaves it.
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    let before = used();
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert_eq!(used(), before);
+    group.0.hold(false).expect("a freezer");
+    assert!(goes_on(before));
+    group.0.hold(true).expect("a freezer");
+    group.0.kill_all().expect("kill");
+    for child in children.iter_mut().chain([&mut below]) {
+        assert_eq!(child.wait().expect("wait").signal(), Some(libc::SIGKILL));
+    }
+    group.0.remove().expect("remove");
+}
+
+#[test]
 fn limit_of_processes_holds() {
     if !is_root() {
         return;
@@ -269,7 +308,7 @@ fn version_2_on_an_imitation_directory_gets_the_right_values_in_the_right_files(
     for level in [dir.path(), &all, &place] {
         std::fs::write(level.join("cgroup.subtree_control"), "").expect("file");
     }
-    for file in ["cpu.max", "cpu.weight", "memory.max", "cpuset.cpus", "pids.max", "cgroup.procs"] {
+    for file in ["cpu.max", "cpu.weight", "memory.max", "cpuset.cpus", "pids.max", "cgroup.procs", "cgroup.freeze"] {
         for level in [&all, &place, &programs, &servers] {
             std::fs::write(level.join(file), "").expect("file");
         }
@@ -287,6 +326,10 @@ fn version_2_on_an_imitation_directory_gets_the_right_values_in_the_right_files(
     let hierarchy = Hierarchy::V2(dir.path().to_owned());
     let group = Cgroup::ensure_in(hierarchy.clone(), "shop", &limits).expect("group");
     let read = |file: &str| std::fs::read_to_string(programs.join(file)).expect("read");
+    group.hold(true).expect("a file");
+    assert_eq!(read("cgroup.freeze"), "1");
+    group.hold(false).expect("a file");
+    assert_eq!(read("cgroup.freeze"), "0");
     assert_eq!(read("cpu.max"), "150000 100000");
     assert_eq!(std::fs::read_to_string(place.join("cpu.weight")).expect("read"), "300");
     assert_eq!(read("memory.max"), "1048576");

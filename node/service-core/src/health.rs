@@ -26,6 +26,8 @@ pub struct HealthWatch {
     retries: u32,
     /// Until then failures do not count, unless it was well before.
     starting_until: Instant,
+    /// When it was last seen to stand still, since it last went on.
+    stood_at: Option<Instant>,
     was_well: bool,
     failures: u32,
     verdict: Wellness,
@@ -54,6 +56,7 @@ impl HealthWatch {
             timeout: Duration::from_millis(spec.timeout_ms),
             retries: spec.retries,
             starting_until: now + Duration::from_millis(spec.start_ms),
+            stood_at: None,
             was_well: false,
             failures: 0,
             verdict: Wellness::Coming,
@@ -65,8 +68,22 @@ impl HealthWatch {
         self.verdict
     }
 
+    /// The program stands still at this moment: what it was asked says nothing, and its time to begin does not pass.
+    pub fn stand(&mut self, now: Instant) {
+        self.give_time(now);
+        self.stood_at = Some(now);
+        self.phase = Phase::AskAt(now);
+    }
+
+    fn give_time(&mut self, now: Instant) {
+        if let Some(since) = self.stood_at.take() {
+            self.starting_until += now.saturating_duration_since(since);
+        }
+    }
+
     /// A question without an answer in its time failed.
     pub fn look(&mut self, now: Instant) -> HealthStep {
+        self.give_time(now);
         if let Phase::AskedUntil(until) = self.phase {
             if now < until {
                 return HealthStep::Wait { until };
@@ -180,5 +197,32 @@ mod tests {
         assert_eq!(health.look(begin + MS(100)), HealthStep::Wait { until: begin + MS(200) });
         health.hear(true, begin + MS(200));
         assert_eq!(health.verdict(), Wellness::Coming);
+    }
+
+    #[test]
+    fn what_stands_still_is_not_blamed_for_it_and_keeps_its_time() {
+        let begin = Instant::now();
+        let at = |ms| begin + MS(ms);
+        let mut health = HealthWatch::new(&HealthSpec { retries: 1, ..spec() }, begin);
+        assert_eq!(health.look(at(0)), HealthStep::Ask { until: at(200) });
+        for ms in (100..20_000).step_by(100) {
+            health.stand(at(ms));
+            health.hear(false, at(ms));
+        }
+        // It stood for almost 20 s of which none counts: its start period goes on for five.
+        assert_eq!(health.look(at(20_000)), HealthStep::Ask { until: at(20_200) });
+        health.hear(false, at(20_100));
+        assert_eq!(health.verdict(), Wellness::Coming);
+        assert_eq!(health.look(at(20_200)), HealthStep::Ask { until: at(20_400) });
+        health.hear(true, at(20_300));
+        assert_eq!(health.verdict(), Wellness::Healthy);
+        // A question that was under way, and one for which its time has passed.
+        assert_eq!(health.look(at(21_300)), HealthStep::Ask { until: at(21_500) });
+        health.stand(at(21_400));
+        health.stand(at(30_000));
+        assert_eq!(health.look(at(30_100)), HealthStep::Ask { until: at(30_300) });
+        assert_eq!(health.verdict(), Wellness::Healthy);
+        assert_eq!(health.look(at(30_300)), HealthStep::Wait { until: at(31_300) });
+        assert_eq!(health.verdict(), Wellness::Unhealthy);
     }
 }

@@ -181,6 +181,13 @@ impl InstanceLife {
         }
     }
 
+    /// What of it runs stands still at this moment.
+    pub fn stand(&mut self, now: Instant) {
+        if let Phase::Running { health: Some(health), .. } = &mut self.phase {
+            health.stand(now);
+        }
+    }
+
     /// The answer of its check.
     pub fn probed(&mut self, run: Run, is_well: bool, now: Instant) {
         let is_own = run == self.run();

@@ -5,7 +5,7 @@ pub mod create;
 mod export;
 mod restore;
 mod set;
-mod view;
+pub(super) mod view;
 
 use clap::{Args, Subcommand};
 use client::{BeforeDelete, Data};

@@ -27,6 +27,7 @@ pub mod man;
 pub mod metrics;
 pub mod names;
 pub mod node;
+pub mod pause;
 pub mod port;
 pub mod ps;
 pub mod retire;
@@ -36,6 +37,7 @@ pub mod session;
 pub mod stats;
 pub mod stop;
 pub mod tree;
+pub mod variables;
 pub mod version;
 pub mod wait;
 
@@ -67,6 +69,8 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Start { dc } => dc::start(global, &dc),
         Command::Stop(options) => stop::execute(global, options),
         Command::Restart(options) => stop::execute_restart(global, &options),
+        Command::Pause(options) => pause::execute(global, &options),
+        Command::Unpause(options) => pause::execute_unpause(global, &options),
         Command::Rm(options) => dc::delete(global, &options),
         Command::Wait(options) => wait::execute(global, &options),
         Command::Info(options) => info::execute(global, &options),

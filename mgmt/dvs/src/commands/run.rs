@@ -6,10 +6,11 @@ use clap::Args;
 use mgmt_api::{Bytes, RootFs, RunRequest};
 
 use super::session::{self, Input, Manner, converse, opened};
+use super::variables::Variables;
 use super::{Outcome, block_on, daemon, names, ps};
 use crate::cli::Global;
 use crate::errors::{self, Failure};
-use crate::units::{parse_env, parse_path_in_tree, parse_user};
+use crate::units::{parse_path_in_tree, parse_user};
 
 /// Of the program that starts jobs, in containers.
 const ON: &str = "/run/dvs/bin/on";
@@ -85,9 +86,8 @@ pub struct Start {
     /// Keep nothing of its output for dvs logs.
     #[arg(long)]
     pub no_log: bool,
-    /// Set a variable; KEY alone takes the value it has here.
-    #[arg(short, long, value_name = "KEY=VALUE", value_parser = parse_env())]
-    pub env: Vec<OsString>,
+    #[command(flatten)]
+    pub variables: Variables,
     /// Directory to start in.
     #[arg(short, long, value_name = "DIR")]
     pub workdir: Option<OsString>,
@@ -112,7 +112,7 @@ impl Start {
     pub fn request(self, argv: Vec<OsString>, node: Option<String>, root: RootFs) -> RunRequest {
         let manner = self.manner();
         let (uid, gid) = self.user.unwrap_or_default();
-        let mut env: Vec<Bytes> = self.env.into_iter().map(Bytes::from).collect();
+        let mut env = self.variables.of_request();
         if let (Manner::Terminal, Ok(kind)) = (&manner, std::env::var("TERM")) {
             env.insert(0, format!("TERM={kind}").into());
         }
@@ -157,9 +157,9 @@ fn run_from_inside(options: Options) -> Outcome {
     if !(start.interactive || start.terminal) {
         on.arg("-n");
     }
-    on.envs(start.env.iter().filter_map(|pair| {
+    on.envs(start.variables.all().filter_map(|pair| {
         let (key, value) = pair.as_bytes().split_at(pair.as_bytes().iter().position(|byte| *byte == b'=')?);
-        Some((OsStr::from_bytes(key), OsStr::from_bytes(value.get(1..)?)))
+        Some((OsStr::from_bytes(key).to_owned(), OsStr::from_bytes(value.get(1..)?).to_owned()))
     }));
     if let Some(directory) = &start.workdir {
         on.current_dir(directory);
@@ -179,7 +179,7 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
         return run_from_inside(options);
     }
     let Options { mut start, node, root, spread, dc, argv } = options;
-    start.env.extend(spread.iter().flat_map(spread_variables));
+    start.variables.add(spread.iter().flat_map(spread_variables));
     let manner = start.manner();
     start.demand_terminal()?;
     let request = start.request(argv, node, root.map_or(RootFs::Host, RootFs::Tree));

@@ -9,6 +9,7 @@ use mgmt_api::{
 };
 use serde::Deserialize;
 
+use super::variables::Variables;
 use super::{Gone, Outcome, block_on, daemon, done, logs, names, now_ms, print, say};
 use crate::cli::Global;
 use crate::described;
@@ -114,9 +115,8 @@ pub struct AddOptions {
     /// User and group inside, by number.
     #[arg(short, long, value_name = "USER[:GROUP]")]
     user: Option<String>,
-    /// Variable of its environment; may be repeated.
-    #[arg(short, long, value_name = "NAME=VALUE")]
-    env: Vec<String>,
+    #[command(flatten)]
+    variables: Variables,
     /// Directory in which it is started [default: /].
     #[arg(short, long, value_name = "DIR")]
     workdir: Option<String>,
@@ -302,7 +302,7 @@ fn describe(options: AddOptions) -> ServiceSpec {
     ServiceSpec {
         name: options.name.unwrap_or_default(),
         command: options.command.into_iter().map(Bytes::from).collect(),
-        env: options.env.into_iter().map(Bytes::from).collect(),
+        env: options.variables.of_request(),
         workdir: options.workdir.map(Bytes::from),
         user: options.user,
         node: options.node,

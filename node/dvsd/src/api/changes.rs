@@ -122,12 +122,64 @@ pub fn demand_release(spec: &DcSpec, level: u64) -> Result<(), ErrorBody> {
     if is_known || level >= records::FORMAT {
         return Ok(());
     }
-    Err(ErrorBody::new(
-        ErrorKind::Conflict,
-        "the cluster knows no published ports, no way out and no environment of containers",
-    )
-    .because("daemons of an earlier release are in it")
-    .hint("dvs node upgrade"))
+    Err(unknown_to_some("published ports, no way out and no environment of containers"))
+}
+
+fn unknown_to_some(what: &str) -> ErrorBody {
+    ErrorBody::new(ErrorKind::Conflict, format!("the cluster knows no {what}"))
+        .because("daemons of an earlier release are in it")
+        .hint("dvs node upgrade")
+}
+
+/// Its programs stand still, or go on where they stood. Nothing is changed when one of its nodes cannot do so.
+pub async fn pause(api: &Arc<Api>, dc: &str, paused: bool) -> Result<Dc, Failure> {
+    let changed = mark(api, dc, paused, None).await?;
+    let earlier = changed.record.spec.clone();
+    let failed = match await_nodes(api, &changed, &earlier).await {
+        Ok(view) => return Ok(api.describe(&view)),
+        Err(failed) => failed,
+    };
+    if let Err(left) = mark(api, dc, !paused, Some(changed.record.generation)).await {
+        tracing::warn!(dc, why = %left.0, "a pause that a node could not follow is not taken back");
+    }
+    Err(failed)
+}
+
+async fn mark(api: &Arc<Api>, dc: &str, paused: bool, generation: Option<u64>) -> Result<DcView, Failure> {
+    let (api, dc) = (Arc::clone(api), dc.to_owned());
+    blocking(move || {
+        let engine = &*api.context.engine;
+        if level::of(engine)? < records::FORMAT {
+            return Err(unknown_to_some("containers that stand still").into());
+        }
+        for _ in 0..ATTEMPTS {
+            let mut view = records::dc_view(engine, &dc)?.ok_or_else(|| no_such_dc(&dc))?;
+            demand_lasting(&view.record)?;
+            demand_generation(&view.record, generation)?;
+            if view.record.desired != Desired::Running {
+                let stopped = ErrorBody::new(ErrorKind::Conflict, format!("container '{dc}' is stopped"));
+                return Err(stopped.hint(format!("dvs start {dc}")).into());
+            }
+            if view.record.paused == paused {
+                return Ok(view);
+            }
+            view.record.paused = paused;
+            if records::renew_dc(engine, &mut view)? {
+                return Ok(view);
+            }
+        }
+        Err(contended())
+    })
+    .await
+}
+
+/// What would begin in it stands still with the others.
+pub fn demand_goes_on(record: &DcRecord) -> Result<(), ErrorBody> {
+    let dc = &record.spec.name;
+    if !record.paused {
+        return Ok(());
+    }
+    Err(ErrorBody::new(ErrorKind::Conflict, format!("container '{dc}' is paused")).hint(format!("dvs unpause {dc}")))
 }
 
 /// A container that was changed, and how it was described before.

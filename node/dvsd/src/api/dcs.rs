@@ -136,6 +136,14 @@ pub async fn stop(
     Ok(Json(stop_and_wait(&api, &dc, grace_ms, limit).await?))
 }
 
+pub async fn pause(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result<Json<Dc>, Failure> {
+    Ok(Json(changes::pause(&api, &dc, true).await?))
+}
+
+pub async fn unpause(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result<Json<Dc>, Failure> {
+    Ok(Json(changes::pause(&api, &dc, false).await?))
+}
+
 pub async fn delete(
     State(api): State<Arc<Api>>,
     Path(dc): Path<String>,
@@ -263,8 +271,8 @@ fn describe(view: &DcView, unreachable: &BTreeSet<String>, full: &BTreeMap<Strin
             }
         }
     }
-    let DcRecord { id, spec, placement, generation, created_s, .. } = view.record.clone();
-    Dc { id, spec, placement, phase, shares, generation, created_s }
+    let DcRecord { id, spec, placement, paused, generation, created_s, .. } = view.record.clone();
+    Dc { id, spec, placement, phase, paused, shares, generation, created_s }
 }
 
 /// What there should be on nodes whose daemons report nothing: they are down, or were just asked to.
@@ -384,6 +392,7 @@ fn write_record(
             generation: 1,
             created_s: records::now_s(),
             endpoints: spec::share_endpoints(spec.nodes.len()),
+            paused: false,
             seats: BTreeMap::new(),
         };
         booking.compares.extend(id.compares.into_iter().chain([Compare::Absent { key: key.clone() }]));
@@ -449,6 +458,8 @@ async fn wish_of(api: &Arc<Api>, dc: &str, mut known: Option<DcView>, desired: D
                 ));
             }
             view.record.desired = desired;
+            // What stands still does not end.
+            view.record.paused &= desired == Desired::Running;
             if records::renew_dc(engine, &mut view)? {
                 return Ok(view);
             }

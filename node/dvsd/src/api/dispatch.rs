@@ -54,6 +54,8 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
         Operation::DcDelete => delete(dcs::delete),
         Operation::DcStart => post(dcs::start),
         Operation::DcStop => post(dcs::stop),
+        Operation::DcPause => post(dcs::pause),
+        Operation::DcUnpause => post(dcs::unpause),
         Operation::DcNodeAdd => post(spans::add),
         Operation::DcNodeRemove => delete(spans::remove),
         Operation::DcChannels => get(dcs::channels),

@@ -165,6 +165,9 @@ impl Told {
             let problem = now.shares.iter().flat_map(|share| &share.problems).next().cloned();
             self.with(|event| (event.was, event.why) = (before.map(|before| word(&before.phase)), problem));
         }
+        if before.is_some_and(|before| before.paused != now.paused) {
+            self.one(EventSubject::Container, name(), if now.paused { "paused" } else { "unpaused" });
+        }
         for share in &now.shares {
             let was = before.and_then(|before| before.shares.iter().find(|one| one.node == share.node));
             // What all of it does is told above.

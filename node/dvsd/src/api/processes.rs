@@ -20,6 +20,7 @@ use serde::Deserialize;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::UnixStream;
 
+use super::changes::demand_goes_on;
 use super::failure::{Failure, failure};
 use super::gate::Caller;
 use super::gather::{self, gather};
@@ -393,6 +394,9 @@ impl Start {
 /// Starts or attaches on this node: as a stream when the client wants one, else detached.
 async fn begin(api: &Arc<Api>, view: &DcView, incoming: Incoming, start: Start) -> Result<Response<Body>, Failure> {
     refuse_failed(view)?;
+    if matches!(start, Start::Run(..) | Start::Exec(..)) {
+        demand_goes_on(&view.record)?;
+    }
     let keeper = keeper(api, view).await?;
     let start = start.in_environment(&view.record.spec.env);
     if let Some(client) = incoming.client {

@@ -12,6 +12,7 @@ use cluster::{Compare, Op, Outcome};
 use mgmt_api::{ErrorBody, ErrorKind, MoveRequest, ServiceInfo, ServiceInstance, ServiceSpec, ServiceState};
 use service_core::{record, wish};
 
+use super::changes::demand_goes_on;
 use super::failure::{Failure, failure};
 use super::{Api, blocking, parse, read_body};
 use crate::context::Context;
@@ -230,6 +231,7 @@ async fn change(
     service: &str,
     edit: impl Fn(&mut ServiceView) -> Result<(), ErrorBody> + Send + 'static,
 ) -> Result<(), Failure> {
+    demand_goes_on(&dc.record)?;
     let (api, dc, service) = (Arc::clone(api), dc.clone(), service.to_owned());
     blocking(move || {
         let (engine, name) = (&*api.context.engine, &dc.record.spec.name);

@@ -316,6 +316,7 @@ mod tests {
             generation: 1,
             created_s: 0,
             endpoints: spec::share_endpoints(nodes.len()),
+            paused: false,
             seats: BTreeMap::new(),
         }
     }

@@ -451,7 +451,11 @@ impl Parts {
                 tracing::warn!(dc = self.share.id, pid, %error, "a server is not in its container's control group");
             }
         }
-        self.cgroup = Some(cgroup);
+        // As an earlier daemon may have been told otherwise. Where nothing can stand still, nothing does.
+        match cgroup.hold(self.share.paused) {
+            Err(error) if self.share.paused => return Err(error.into()),
+            _ => self.cgroup = Some(cgroup),
+        }
         Ok(())
     }
 
@@ -561,6 +565,7 @@ impl Parts {
     /// What stands for an earlier description is brought to the present one; what is missing or made anew the plan
     /// sees. May be repeated after a failure.
     pub fn catch_up(&mut self) -> Result<(), Problem> {
+        self.follow_pause()?;
         if self.followed == self.share {
             return Ok(());
         }
@@ -581,6 +586,20 @@ impl Parts {
             }
         }
         self.followed = self.share.clone();
+        Ok(())
+    }
+
+    /// A group that is made later is made so.
+    fn follow_pause(&mut self) -> Result<(), Problem> {
+        let Some(plain) = self.plain.get_mut(&Part::Cgroup).filter(|plain| plain.made) else { return Ok(()) };
+        plain.problem = None;
+        if self.followed.paused != self.share.paused
+            && let Some(group) = &self.cgroup
+        {
+            let held = group.hold(self.share.paused);
+            plain.problem = held.as_ref().err().map(|error| crate::supervise::causes(error));
+            held?;
+        }
         Ok(())
     }
 

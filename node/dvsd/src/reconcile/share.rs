@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::plan::Part;
 use crate::kinds::{CALLS, KINDS, Kind, Setting};
-use crate::records::DcRecord;
+use crate::records::{DcRecord, Desired};
 use crate::spec;
 
 #[derive(Clone, PartialEq, Debug)]
@@ -25,6 +25,8 @@ pub struct Share {
     pub pid_base: u32,
     /// Those that this node gives to programs.
     pub endpoints: Range<u32>,
+    /// Its programs stand still.
+    pub paused: bool,
     /// In the order in which they are made.
     pub parts: Vec<Part>,
 }
@@ -52,7 +54,9 @@ impl Share {
         let address = spec::subnet(&spec.subnet).ok()?.address(u8::try_from(index).ok()?).ok()?;
         let (pid_base, endpoints) = (spec::pid_base(index), record.endpoints_of(index)?);
         let seated = record.seated().map(|(seat, node)| (seat, node.clone())).collect();
-        Some(Share { id: record.id, spec, placement, index, seated, address, pid_base, endpoints, parts })
+        // What stands still does not end.
+        let (id, paused) = (record.id, record.paused && record.desired == Desired::Running);
+        Some(Share { id, spec, placement, index, seated, address, pid_base, endpoints, paused, parts })
     }
 
     /// Of a server or gate: where it was placed.

@@ -181,9 +181,13 @@ impl Worker {
             }
         };
         self.follow(services, &standings, runs);
+        if record.paused {
+            let now = Instant::now();
+            self.entries.values_mut().for_each(|entry| entry.life.stand(now));
+        }
         self.hear_ends(&standings);
         self.hear();
-        if runs {
+        if runs && !record.paused {
             self.step(services);
         }
         self.end_strays(services, &standings);

@@ -1,22 +1,22 @@
 //! `dvs dc create`: a description from the command line, from a file, or from both; the command line wins.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
 use client::{AfterCreate, Client};
 use mgmt_api::{
-    Bytes, DcSpec, DiskSpec, DiskStore, EgressRule, Limits, NoEgressRule, Node, NodeState, ProcView, ServerKind,
-    ServerSpec, WaitMode, default_subnet,
+    DcSpec, DiskSpec, DiskStore, EgressRule, Limits, NoEgressRule, Node, NodeState, ProcView, ServerKind, ServerSpec,
+    WaitMode, default_subnet,
 };
 
 use super::super::port::{PortList, parse_ports};
+use super::super::variables::Variables;
 use super::super::{Outcome, block_on, daemon, names, print, say};
 use super::view;
 use crate::cli::Global;
 use crate::described;
 use crate::errors::Failure;
-use crate::units::{parse_bytes, parse_env, parse_wait_mode};
+use crate::units::{parse_bytes, parse_wait_mode};
 
 /// What the daemon would add too; needed when only the disk's node is named.
 const DISK_BYTES: u64 = 1 << 30;
@@ -104,9 +104,8 @@ pub struct Options {
     /// How its programs and servers wait for messages: park, adaptive or spin [default: adaptive].
     #[arg(long, value_name = "MODE", value_parser = parse_wait_mode)]
     wait: Option<WaitMode>,
-    /// A variable for its programs; may be repeated.
-    #[arg(short, long, value_name = "NAME=VALUE", value_parser = parse_env())]
-    env: Vec<OsString>,
+    #[command(flatten)]
+    variables: Variables,
     /// Share of CPU time among containers, 1 to 10000 [default: 100].
     #[arg(long, value_name = "WEIGHT")]
     cpu_weight: Option<u32>,
@@ -214,7 +213,7 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
     }
     spec.subnet = options.subnet.unwrap_or(spec.subnet);
     spec.wait = options.wait.or(spec.wait);
-    spec.env.extend(options.env.into_iter().map(Bytes::from));
+    spec.env.extend(options.variables.of_request());
     let limits = &mut spec.limits;
     limits.memory_bytes = options.memory.or(limits.memory_bytes);
     limits.cpu_max = options.cpus.or(limits.cpu_max);

@@ -16,7 +16,7 @@ impl Row for Dc {
     fn cells(&self) -> Vec<String> {
         vec![
             self.spec.name.clone(),
-            phase(self.phase).to_owned(),
+            state(self).to_owned(),
             self.spec.nodes.join(","),
             self.spec.subnet.clone(),
             volumes(self).next().map_or("-".to_owned(), |(_, disk)| output::bytes(disk.bytes)),
@@ -57,7 +57,7 @@ pub fn whole(whole: &Whole, out: &mut impl Write) -> io::Result<()> {
     let Whole { dc, channels: carried } = whole;
     let mut facts = Table::new(&["DC", &dc.spec.name]);
     let mut fact = |name: &str, value: String| facts.push(vec![name.to_owned(), value]);
-    fact("state", phase(dc.phase).to_owned());
+    fact("state", state(dc).to_owned());
     fact("id", dc.id.to_string());
     fact("subnet", dc.spec.subnet.clone());
     for (instance, disk) in volumes(dc) {
@@ -217,6 +217,11 @@ fn limits(dc: &Dc) -> Vec<(&'static str, String)> {
     known.extend((dc.spec.proc != ProcView::default()).then(|| ("/proc", format!("of each {}", dc.spec.proc.name()))));
     known.extend(dc.spec.with_opt.then(|| ("node's /opt", "shown".to_owned())));
     known
+}
+
+/// Of one that runs, and stands still.
+fn state(dc: &Dc) -> &'static str {
+    if dc.paused && dc.phase == DcPhase::Running { "paused" } else { phase(dc.phase) }
 }
 
 fn phase(phase: DcPhase) -> &'static str {
