@@ -1,6 +1,7 @@
 //! `dvs service`: programs of a container that are kept running.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use mgmt_api::{
@@ -16,6 +17,10 @@ use crate::described;
 use crate::errors::Failure;
 use crate::output::{self, Row, duration};
 
+/// One that was added a moment ago is started in a moment.
+const STARTS_WITHIN: Duration = Duration::from_secs(2);
+/// Between looks.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 const HELP: &str = "dvs service add --help";
 
 /// Keep programs of a container running, on whichever of its nodes
@@ -325,12 +330,22 @@ struct File {
 
 fn show_log(global: &Global, options: LogsOptions) -> Outcome {
     let (name, instance) = parse_instance(&options.service)?;
-    let service = block_on(daemon(global)?.service(&options.dc, name))??;
     let index = instance.unwrap_or(0) as usize;
     let missing = |what: String| Failure::new(what).hint(format!("dvs service ls {}", options.dc));
-    let of =
-        service.instances.get(index).ok_or_else(|| missing(format!("service '{name}' has no instance {index}")))?;
-    let pid = of.pid.ok_or_else(|| missing(format!("'{}' was not started yet where it stands", of.name)))?;
+    let (daemon, until) = (daemon(global)?, Instant::now() + STARTS_WITHIN);
+    let pid = block_on(async {
+        loop {
+            let service = daemon.service(&options.dc, name).await?;
+            let none = || missing(format!("service '{name}' has no instance {index}"));
+            let of = service.instances.get(index).ok_or_else(none)?;
+            let rests = matches!(of.state, ServiceState::Stopped | ServiceState::Failed);
+            match of.pid {
+                Some(pid) => return Ok::<_, Failure>(pid),
+                None if !rests && Instant::now() < until => tokio::time::sleep(LOOK_AGAIN).await,
+                None => return Err(missing(format!("'{}' was not started yet where it stands", of.name))),
+            }
+        }
+    })??;
     let query = client::LogQuery { follow: options.follow, tail: options.tail };
     logs::show(global, &options.dc, pid, query)
 }
