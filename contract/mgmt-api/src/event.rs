@@ -25,7 +25,8 @@ pub struct EventInfo {
     pub at_ms: u64,
     pub subject: EventSubject,
     pub name: String,
-    /// Its state from now on; `created`, `changed`, `deleted`, `joined`, `removed`, `cordoned`, `uncordoned`, `moved`.
+    /// Its state from now on; `created`, `changed`, `deleted`, `joined`, `removed`, `cordoned`, `uncordoned`,
+    /// `moved`, `paused`, `unpaused`.
     pub what: String,
     /// The state that it had.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -133,44 +133,20 @@ fn unknown_to_some(what: &str) -> ErrorBody {
 
 /// Its programs stand still, or go on where they stood. Nothing is changed when one of its nodes cannot do so.
 pub async fn pause(api: &Arc<Api>, dc: &str, paused: bool) -> Result<Dc, Failure> {
-    let changed = mark(api, dc, paused, None).await?;
-    let earlier = changed.record.spec.clone();
-    let failed = match await_nodes(api, &changed, &earlier).await {
-        Ok(view) => return Ok(api.describe(&view)),
-        Err(failed) => failed,
-    };
-    if let Err(left) = mark(api, dc, !paused, Some(changed.record.generation)).await {
-        tracing::warn!(dc, why = %left.0, "a pause that a node could not follow is not taken back");
-    }
-    Err(failed)
-}
-
-async fn mark(api: &Arc<Api>, dc: &str, paused: bool, generation: Option<u64>) -> Result<DcView, Failure> {
-    let (api, dc) = (Arc::clone(api), dc.to_owned());
-    blocking(move || {
-        let engine = &*api.context.engine;
-        if level::of(engine)? < records::FORMAT {
-            return Err(unknown_to_some("containers that stand still").into());
+    let edited = edit(api, dc, move |engine, record| {
+        if level::of(engine).map_err(|error| Failure::from(error).0)? < records::FORMAT {
+            return Err(unknown_to_some("containers that stand still"));
         }
-        for _ in 0..ATTEMPTS {
-            let mut view = records::dc_view(engine, &dc)?.ok_or_else(|| no_such_dc(&dc))?;
-            demand_lasting(&view.record)?;
-            demand_generation(&view.record, generation)?;
-            if view.record.desired != Desired::Running {
-                let stopped = ErrorBody::new(ErrorKind::Conflict, format!("container '{dc}' is stopped"));
-                return Err(stopped.hint(format!("dvs start {dc}")).into());
-            }
-            if view.record.paused == paused {
-                return Ok(view);
-            }
-            view.record.paused = paused;
-            if records::renew_dc(engine, &mut view)? {
-                return Ok(view);
-            }
+        if record.desired != Desired::Running {
+            let dc = &record.spec.name;
+            let stopped = ErrorBody::new(ErrorKind::Conflict, format!("container '{dc}' is stopped"));
+            return Err(stopped.hint(format!("dvs start {dc}")));
         }
-        Err(contended())
+        record.paused = paused;
+        Ok(())
     })
-    .await
+    .await?;
+    Ok(api.describe(&follow(api, edited).await?))
 }
 
 /// What would begin in it stands still with the others.
@@ -182,13 +158,13 @@ pub fn demand_goes_on(record: &DcRecord) -> Result<(), ErrorBody> {
     Err(ErrorBody::new(ErrorKind::Conflict, format!("container '{dc}' is paused")).hint(format!("dvs unpause {dc}")))
 }
 
-/// A container that was changed, and how it was described before.
+/// A container that was changed, and what it was before.
 pub struct Edited {
     view: DcView,
-    earlier: DcSpec,
+    earlier: DcRecord,
 }
 
-/// Changes the description, whoever else does meanwhile. What makes no difference is not written.
+/// Changes the record, whoever else does meanwhile. What makes no difference is not written.
 pub async fn edit(
     api: &Arc<Api>,
     dc: &str,
@@ -200,9 +176,9 @@ pub async fn edit(
         for _ in 0..ATTEMPTS {
             let mut view = records::dc_view(engine, &dc)?.ok_or_else(|| no_such_dc(&dc))?;
             demand_lasting(&view.record)?;
-            let earlier = view.record.spec.clone();
+            let earlier = view.record.clone();
             edit(engine, &mut view.record)?;
-            if view.record.spec == earlier || write(engine, &mut view, &earlier)? {
+            if view.record == earlier || write(engine, &mut view, &earlier.spec)? {
                 return Ok(Edited { view, earlier });
             }
         }
@@ -257,10 +233,10 @@ fn rebook(accounts: &Accounts, record: &mut DcRecord) -> Result<Booking, ErrorBo
 /// Until its nodes are as it is described now. What one of them cannot be is as before again, everywhere.
 pub async fn follow(api: &Arc<Api>, edited: Edited) -> Result<DcView, Failure> {
     let Edited { view: changed, earlier } = edited;
-    if changed.record.spec == earlier || changed.record.desired != Desired::Running {
+    if changed.record == earlier || changed.record.desired != Desired::Running {
         return Ok(changed);
     }
-    let failed = match await_nodes(api, &changed, &earlier).await {
+    let failed = match await_nodes(api, &changed, &earlier.spec).await {
         Ok(view) => return Ok(view),
         Err(failed) => failed,
     };
@@ -268,7 +244,7 @@ pub async fn follow(api: &Arc<Api>, edited: Edited) -> Result<DcView, Failure> {
     let taken_back = edit(api, &dc, move |_, record| {
         // Who changed it after us has seen what it was.
         demand_generation(record, Some(generation))?;
-        record.spec = earlier.clone();
+        (record.spec, record.paused) = (earlier.spec.clone(), earlier.paused);
         Ok(())
     });
     match taken_back.await {
