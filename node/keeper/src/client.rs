@@ -16,6 +16,9 @@ use crate::protocol::{
 };
 use crate::refusal::Refusal;
 
+/// How often somebody who waits for the tree looks.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
 /// A keeper that serves answers at once; an `exec` on a slow file system may take [`LAUNCH_LIMIT`] of it.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const _: () =
@@ -56,6 +59,8 @@ pub enum KeeperError {
     OtherVersion { path: PathBuf, keeper: Versions },
     #[error("the keeper at {path} answered something else than was asked")]
     Confused { path: PathBuf },
+    #[error("the container's file tree was not mounted here within {limit:?}")]
+    NoTree { limit: Duration },
 }
 
 /// No socket, or a socket file that a dead keeper left.
@@ -174,6 +179,22 @@ impl KeeperClient {
             Answer::Status(status) => Ok(status),
             _ => Err(self.confused()),
         }
+    }
+
+    /// Returns when the container's file tree is mounted here. A program that begins before finds an empty directory
+    /// that nobody can write to, and one in it when the tree comes stays there.
+    ///
+    /// # Errors
+    /// [`KeeperError::NoTree`] after `limit`.
+    pub fn wait_for_tree(&self, limit: Duration) -> Result<(), KeeperError> {
+        let until = Instant::now() + limit;
+        while !self.status()?.fuse_mounted {
+            if Instant::now() >= until {
+                return Err(KeeperError::NoTree { limit });
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        Ok(())
     }
 
     /// Starts a program; returns its PID in the container once it was executed. On the `stream` the keeper speaks

@@ -4,8 +4,9 @@ mod support;
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
 
-use keeper::FuseOptions;
+use keeper::{FuseOptions, KeeperError};
 use mgmt_api::RootFs;
 use support::{Keeper, is_root, request};
 
@@ -251,8 +252,13 @@ fn file_tree_belongs_to_the_container_and_its_mount_can_be_renewed() {
         return;
     }
     let keeper = Keeper::start();
+    let nobody_mounts = Duration::from_millis(50);
     for _ in 0..2 {
+        assert!(matches!(keeper.client.wait_for_tree(nobody_mounts), Err(KeeperError::NoTree { .. })));
+        let another = keeper.connect();
+        let waits = std::thread::spawn(move || another.wait_for_tree(Duration::from_secs(10)));
         let fuse = keeper.client.mount_fuse(&FuseOptions::default()).expect("mount");
+        waits.join().expect("a thread").expect("the tree is there");
         let gate = std::thread::spawn(move || serve_root_directory(fuse));
         assert_eq!(
             keeper

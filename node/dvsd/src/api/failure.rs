@@ -74,6 +74,13 @@ impl From<KeeperError> for Failure {
                         .hint("stop the container, or go on with the daemon of the version that started it"),
                 );
             }
+            KeeperError::NoTree { .. } => {
+                return Failure(
+                    ErrorBody::new(ErrorKind::Unavailable, "the container is not ready for programs on this node")
+                        .because(error)
+                        .hint("dvs dc inspect shows what is missing"),
+                );
+            }
             KeeperError::NotThere { .. } | KeeperError::Unreachable { .. } | KeeperError::Gone { .. } => {
                 ErrorKind::Unavailable
             }

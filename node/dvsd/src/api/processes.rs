@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
 
 use axum::Json;
 use axum::body::{Body, Bytes};
@@ -34,6 +35,8 @@ use crate::spec;
 
 /// Bytes of a log passed on at a time.
 const LOG_CHUNK: usize = 16 * 1024;
+/// How long a program waits until the file tree is there: a node that comes back mounts it after its keeper began.
+const TREE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Of a client that wants its stream to outlive its connections (`mgmt_api::stream::session`).
 #[derive(Clone, Copy, Deserialize)]
@@ -398,6 +401,12 @@ async fn begin(api: &Arc<Api>, view: &DcView, incoming: Incoming, start: Start) 
         demand_goes_on(&view.record)?;
     }
     let keeper = keeper(api, view).await?;
+    let keeper = match start {
+        Start::Run(..) | Start::Exec(..) => {
+            blocking(move || Ok(keeper.wait_for_tree(TREE_LIMIT).map(|()| keeper)?)).await?
+        }
+        Start::Attach(..) | Start::Resume { .. } => keeper,
+    };
     let start = start.in_environment(&view.record.spec.env);
     if let Some(client) = incoming.client {
         let dc = view.record.spec.name.clone();

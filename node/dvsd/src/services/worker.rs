@@ -485,7 +485,11 @@ impl Worker {
         let begin = move || {
             let keeper = KeeperClient::connect(socket);
             let answer = keeper.and_then(|keeper| match what {
-                Begins::Service => keeper.begin_run(&instance, run, until, &request),
+                Begins::Service => {
+                    let left = until.saturating_sub(sys::clock::monotonic_ns());
+                    keeper.wait_for_tree(Duration::from_nanos(left))?;
+                    keeper.begin_run(&instance, run, until, &request)
+                }
                 Begins::Check => keeper.begin_check(&instance, run, until, &request),
             });
             if what == Begins::Service {
