@@ -131,6 +131,7 @@ pub fn keeper_corpus() -> Vec<Vec<u8>> {
         r#"{"Resume":{"pid":65536,"pending":[],"session":7,"heard":3}}"#,
         r#"{"Signal":{"pid":65536,"signal":15}}"#,
         r#"{"Logs":{"pid":65536,"tail_lines":3,"follow":"Yes"}}"#,
+        r#"{"Logs":{"pid":65536,"tail_lines":null,"follow":"No","since_ms":1764192600000,"form":"pieces"}}"#,
         r#"{"Stop":{"grace_ms":1000}}"#,
         r#"{"Store":{"key":"fuse"}}"#,
         r#"{"FetchAll":{"after":"fuse"}}"#,

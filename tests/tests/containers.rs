@@ -210,6 +210,18 @@ fn program_with_a_root_of_its_own_keeps_its_mounts_when_gate_and_file_server_are
     cluster.container("shop", 2, &["--fs-node", "n1", "--disk-node", "n1"]);
     let system = busybox_system();
     cluster.ok(&["import", "shop", system.path().to_str().expect("UTF-8"), "/system"]);
+    // A service sees it, too, and its health command.
+    let look = "grep -qs ^busy /etc/passwd && exit 9; ls /system && exit 8; ls bin; while :; do sleep 1; done";
+    let well = ["--health-command", "test -e /bin/busybox && ! test -e /usr/bin/env"];
+    let add = ["service", "add", "shop", "inside", "--node", "n1", "--root", "/system"];
+    cluster.ok(&[&add[..], &well, &["--", "sh", "-c", look]].concat());
+    eventually("the service is well in its root", Duration::from_secs(30), || {
+        cluster.ok(&["service", "ls", "shop"]).contains("healthy").then_some(())
+    });
+    assert!(cluster.ok(&["service", "logs", "shop", "inside"]).contains("busybox\n"));
+    cluster.ok(&["service", "rm", "shop", "inside"]);
+    let (status, said) = cluster.fails(&["run", "shop", "--root", "/system", "-u", "daemon", "--", "sh", "-c", ":"]);
+    assert!(status == 125 && said.contains("no user 'daemon'") && said.contains("/dc/system/etc/passwd"), "{said}");
     let shell = ["run", "-d", "shop", "--node", "n2", "--root", "/system", "--", "sh", "-c", "sleep 1000"];
     let pid = cluster.ok(&shell);
     let look = "grep -c ^ /proc/mounts; ls /dev/null /proc/self/stat /sys/kernel > /dev/null && echo there";

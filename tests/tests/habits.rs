@@ -107,6 +107,21 @@ fn programs_are_waited_for_stopped_filtered_and_measured() {
     let (status, said) = cluster.fails(&["wait", "shop", "65999"]);
     assert!(status == 1 && said.contains("65999"), "{said}");
 
+    // When it was said, and where.
+    let both =
+        cluster.ok(&["run", "-d", "shop", "-u", "daemon:tape", "--", "sh", "-c", "id -u; id -g >&2; exec sleep 0"]);
+    cluster.ok(&["wait", "shop", both.trim()]);
+    let told = |more: &[&str]| cluster.output(&[&["logs", "shop", both.trim()], more].concat());
+    let (plain, timed) = (told(&[]), told(&["-t", "--since", "1h"]));
+    assert_eq!((plain.stdout.as_slice(), plain.stderr.as_slice()), (&b"1\n"[..], &b"26\n"[..]));
+    let timed = String::from_utf8_lossy(&timed.stdout).into_owned();
+    assert!(timed.starts_with("20") && timed.ends_with("Z 1\n"), "{timed}");
+    assert!(told(&["--since", "2100-01-01"]).stdout.is_empty());
+    let (status, said) = cluster.fails(&["logs", "shop", both.trim(), "--since", "yesterday"]);
+    assert!(status == 2 && said.contains("10m (ago)"), "{said}");
+    let (status, said) = cluster.fails(&["run", "shop", "-u", "eve", "--", "true"]);
+    assert!(status == 125 && said.contains("no user 'eve'") && said.contains("/etc/passwd"), "{said}");
+
     let busy = begin("n2", "33", "while :; do :; done");
     let stubborn = begin("n1", "0", "trap '' TERM; while :; do sleep 1; done");
     let list = |more: &[&str]| cluster.ok(&[&["ps", "shop", "-q"], more].concat());

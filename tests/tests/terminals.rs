@@ -166,14 +166,18 @@ fn log_is_followed_until_a_detached_program_ends() {
         let script = "echo first; until [ -e /dc/go ]; do sleep 0.02; done; echo last >&2; exit 6";
         let pid = cluster.ok(&["run", "-d", "shop", "--node", node, "--", "bash", "-c", script]);
         let pid = pid.trim();
-        let mut log = cluster.command(&["logs", "-f", "shop", pid]).stdout(Stdio::piped()).spawn().expect("dvs");
+        let mut log = cluster.spawn(&["logs", "-f", "shop", pid]);
         let mut line = [0; 6];
         std::io::Read::read_exact(log.stdout.as_mut().expect("a pipe"), &mut line).expect("the first line");
         assert_eq!(&line, b"first\n");
         cluster.sh("shop", "n1", "touch /dc/go");
         let rest = log.wait_with_output().expect("it ends with the program");
-        assert_eq!((rest.status.code(), rest.stdout.as_slice()), (Some(0), &b"last\n"[..]));
-        assert_eq!(cluster.ok(&["logs", "--tail", "1", "shop", pid]), "last\n");
+        assert_eq!(
+            (rest.status.code(), rest.stdout.as_slice(), rest.stderr.as_slice()),
+            (Some(0), &b""[..], &b"last\n"[..])
+        );
+        let tail = cluster.output(&["logs", "--tail", "1", "shop", pid]);
+        assert_eq!((tail.stdout.as_slice(), tail.stderr.as_slice()), (&b""[..], &b"last\n"[..]));
         let listed = cluster.json(&["ps", "--all", "shop", "-o", "json"]);
         let ended =
             listed.as_array().and_then(|all| all.iter().find(|one| one["pid"].as_u64() == pid.parse().ok()).cloned());

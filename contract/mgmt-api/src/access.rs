@@ -280,6 +280,12 @@ pub fn utc(second: u64) -> String {
     format!("{year:04}-{month:02}-{day_of_month:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
+/// The same to the millisecond, of milliseconds since 1970.
+pub fn utc_ms(at_ms: u64) -> String {
+    let whole = utc(at_ms / 1000);
+    format!("{}.{:03}Z", whole.trim_end_matches('Z'), at_ms % 1000)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

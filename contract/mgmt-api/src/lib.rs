@@ -29,7 +29,7 @@ mod tree;
 
 pub use access::{
     ACCESS_SECONDS, AccessFile, AccessInfo, AccessRequest, AccessRole, AccessToken, AuditEntry, AuditWho, Means,
-    Myself, NoAccessToken, utc,
+    Myself, NoAccessToken, utc, utc_ms,
 };
 pub use bytes::{Bytes, NoHex};
 pub use dc::{
@@ -52,7 +52,8 @@ pub use placement::{Capacity, Instance, Placement, Promise, Role, ServerKind, Vo
 pub use plan::{ApplyPlan, ApplyRequest, DcPlan, PlanRequest, PlanStep};
 pub use port::{NoPort, PortAtNode, PortInfo, PortProtocol, PortSpec, PortState, SharePort};
 pub use process::{
-    ExecRequest, NodeUsage, Process, ProcessState, RootFs, RunRequest, RunResponse, SignalRequest, TerminalSize,
+    ExecRequest, LogForm, LogPiece, LogStream, NoUser, NodeUsage, Process, ProcessState, RootFs, RunRequest,
+    RunResponse, SignalRequest, TerminalSize, User,
 };
 pub use service::{
     HealthProbe, HealthSpec, MoveRequest, PlacePolicy, RestartPolicy, ServiceInfo, ServiceInstance, ServiceSpec,

@@ -98,7 +98,9 @@ pub const PROCESS_SIGNAL: &str = "/v1/dcs/{dc}/processes/{pid}/signal";
 /// GET with `Upgrade: dvs-stream`: re-attach to the terminal or streams of a program started by `run`. `?session=N`
 /// begins a session, `?session=N&heard=H` goes on with one whose connection broke.
 pub const PROCESS_ATTACH: &str = "/v1/dcs/{dc}/processes/{pid}/attach";
-/// GET: text of standard output and error. `?follow=true` keeps the answer open, `?tail=N` lines.
+/// GET: text of standard output and error. `?follow=true` keeps the answer open, `?tail=N` lines, `?since=MS` what was
+/// written then or later, `?form=pieces` lines of [`crate::LogPiece`] instead. What runs since an earlier release is
+/// told as text, and not `since`.
 pub const PROCESS_LOGS: &str = "/v1/dcs/{dc}/processes/{pid}/logs";
 /// GET: list of [`crate::ChannelInfo`] of the container on the answering node.
 pub const DC_CHANNELS: &str = "/v1/dcs/{dc}/channels";

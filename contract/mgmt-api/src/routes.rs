@@ -309,7 +309,14 @@ routes! {
         &[SESSION, number("heard", "Go on with the session, of which so many frames were heard.")], None
         => Answer::Stream;
         "Connects to the streams or the terminal of a program that runs."
-    Logs "logs": Get PROCESS_LOGS OPERATOR, Reads, &[TAIL, FOLLOW], None => Answer::Text("text/plain; charset=utf-8");
+    Logs "logs": Get PROCESS_LOGS OPERATOR, Reads,
+        &[
+            TAIL,
+            FOLLOW,
+            number("since", "What was written then or later: milliseconds since 1970."),
+            text("form", "'pieces': LogPiece in lines of JSON, application/x-ndjson."),
+        ],
+        None => Answer::Text("text/plain; charset=utf-8");
         "What a program wrote."
     Exec "exec": Post DC_EXEC OPERATOR, Changes, &[SESSION], Some("ExecRequest") => Answer::StreamOr("RunResponse");
         "Starts a program beside another one, on its node and with its root."

@@ -10,7 +10,7 @@ use crate::Bytes;
 /// name = "web"
 /// command = ["/usr/bin/python3", "-m", "http.server", "8080"]
 /// workdir = "/dc/www"
-/// user = "33:33"
+/// user = "www-data"
 /// place = "spread"
 /// instances = 2
 /// after = ["db"]
@@ -30,9 +30,13 @@ pub struct ServiceSpec {
     pub env: Vec<Bytes>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workdir: Option<Bytes>,
-    /// `USER[:GROUP]`, by number, inside the container; root when absent.
+    /// `USER[:GROUP]` inside the container ([`crate::User`]); root when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
+    /// Its root directory, also of its health command: a directory of the tree ([`crate::in_tree`]). Absent: that of
+    /// the container.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<String>,
     /// All instances stand here; excludes `place` and `near`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,

@@ -166,7 +166,11 @@ impl Client {
     /// A body that goes on: logs that are followed.
     pub(crate) async fn follow(&self, path: &str) -> Result<LogStream, Error> {
         let exchange = async { refuse_errors(self.send(request(Method::GET, path, None::<&()>)?).await?).await };
-        Ok(LogStream { body: within(ASK_SECONDS, exchange).await?.into_body() })
+        let response = within(ASK_SECONDS, exchange).await?;
+        let media = texts(&response, header::CONTENT_TYPE.as_str());
+        let media =
+            if media.iter().any(|media| media == "application/x-ndjson") { Media::JsonLines } else { Media::Text };
+        Ok(LogStream { body: response.into_body(), media })
     }
 
     /// Asks for the `dvs-stream` upgrade.
@@ -268,9 +272,22 @@ fn texts(response: &Response<Incoming>, header: &str) -> Vec<String> {
 /// Bytes of a log as they come.
 pub struct LogStream {
     body: Incoming,
+    media: Media,
+}
+
+/// What bytes are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Media {
+    Text,
+    /// An object in each line.
+    JsonLines,
 }
 
 impl LogStream {
+    pub fn media(&self) -> Media {
+        self.media
+    }
+
     /// None: the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         while let Some(frame) = self.body.frame().await {

@@ -393,9 +393,13 @@ impl Client {
         self.nothing(Method::POST, &path, Some(&SignalRequest { signal }), ASK_SECONDS).await
     }
 
-    pub async fn logs(&self, dc: &str, pid: u32, query: LogQuery) -> Result<LogStream, Error> {
+    /// As [`mgmt_api::LogPiece`] in lines, where its node can tell it so ([`LogStream::media`]); `since_ms`: what was
+    /// written then or later.
+    pub async fn logs(&self, dc: &str, pid: u32, query: LogQuery, since_ms: Option<u64>) -> Result<LogStream, Error> {
         let tail = query.tail.map(|lines| format!("&tail={lines}")).unwrap_or_default();
-        self.follow(&format!("{}?follow={}{tail}", of_process(path::PROCESS_LOGS, dc, pid), query.follow)).await
+        let since = since_ms.map(|since_ms| format!("&since={since_ms}")).unwrap_or_default();
+        let path = of_process(path::PROCESS_LOGS, dc, pid);
+        self.follow(&format!("{path}?form=pieces&follow={}{tail}{since}", query.follow)).await
     }
 
     pub async fn channels(&self, dc: &str) -> Result<Vec<ChannelInfo>, Error> {

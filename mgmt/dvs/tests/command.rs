@@ -669,16 +669,51 @@ fn signal_that_was_ignored_when_the_command_began_does_not_reach_the_program() {
 
 #[test]
 fn log_for_programs_is_an_object_for_each_line() {
-    let daemon = says(200, "one\n\ntwo");
-    let json = stdout(&output(&daemon, &["logs", "-o", "json", "shop", "65600"]));
-    assert_eq!(json, "{\"line\":\"one\"}\n{\"line\":\"\"}\n{\"line\":\"two\"}\n");
+    let (daemon, old) = (pieces(), says(200, "one\n\ntwo"));
+    let json = |daemon| stdout(&output(daemon, &["logs", "-o", "json", "shop", "65600"]));
+    assert_eq!(
+        json(&daemon),
+        "{\"time_ms\":1764192600120,\"stream\":\"stdout\",\"line\":\"one\"}\n\
+         {\"time_ms\":1764192600130,\"stream\":\"stderr\",\"line\":\"bad\"}\n\
+         {\"time_ms\":1764192600120,\"stream\":\"stdout\",\"line\":\"two\"}\n\
+         {\"stream\":\"stdout\",\"line\":{\"hex\":\"ff\"}}\n"
+    );
+    assert_eq!(
+        json(&old),
+        "{\"stream\":\"stdout\",\"line\":\"one\"}\n{\"stream\":\"stdout\",\"line\":\"\"}\n\
+         {\"stream\":\"stdout\",\"line\":\"two\"}\n"
+    );
+}
+
+/// A line of which the rest comes later, another stream in between, and something of no known time that is no text.
+fn pieces() -> FakeDaemon {
+    let lines = [
+        r#"{"time_ms":1764192600120,"stream":"stdout","text":"one\ntw"}"#,
+        r#"{"time_ms":1764192600130,"stream":"stderr","text":"bad\n"}"#,
+        r#"{"time_ms":1764192601000,"stream":"stdout","text":"o\n"}"#,
+        r#"{"stream":"stdout","text":{"hex":"ff"}}"#,
+    ];
+    FakeDaemon::start(move |_| Answer::Lines(lines.map(|line| format!("{line}\n")).concat()))
 }
 
 #[test]
-fn logs_are_copied_as_they_are() {
+fn logs_are_copied_as_they_are_each_stream_to_its_own() {
+    let daemon = pieces();
+    let shown = output(&daemon, &["logs", "--tail", "5", "-f", "shop", "65600"]);
+    assert_eq!((shown.stdout.as_slice(), stderr(&shown)), (&b"one\ntwo\n\xff"[..], "bad\n".to_owned()));
+    assert_eq!(daemon.lines(), ["GET /v1/dcs/shop/processes/65600/logs?form=pieces&follow=true&tail=5"]);
+
+    let shown = output(&daemon, &["logs", "-t", "--since", "2025-11-26T21:30:00.1Z", "shop", "65600"]);
+    let expected = b"2025-11-26T21:30:00.120Z one\n2025-11-26T21:30:00.120Z two\n- \xff";
+    assert_eq!((shown.stdout.as_slice(), stderr(&shown)), (&expected[..], "2025-11-26T21:30:00.130Z bad\n".to_owned()));
+    let asked = daemon.lines();
+    assert_eq!(asked[1], "GET /v1/dcs/shop/processes/65600/logs?form=pieces&follow=false&since=1764192600100");
+
+    // A node of an earlier release.
     let daemon = says(200, "line 1\nline 2\n");
-    assert_eq!(stdout(&output(&daemon, &["logs", "--tail", "5", "-f", "shop", "65600"])), "line 1\nline 2\n");
-    assert_eq!(daemon.lines(), ["GET /v1/dcs/shop/processes/65600/logs?follow=true&tail=5"]);
+    assert_eq!(stdout(&output(&daemon, &["logs", "shop", "65600"])), "line 1\nline 2\n");
+    let refused = output(&daemon, &["logs", "-t", "shop", "65600"]);
+    assert!(refused.status.code() == Some(1) && stderr(&refused).contains("earlier release"), "{refused:?}");
 }
 
 #[test]

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use mgmt_api::{ErrorBody, ExecRequest, Process, RunRequest};
+use mgmt_api::{ErrorBody, ExecRequest, LogForm, Process, RunRequest};
 use service_core::tenure::Run;
 
+use crate::log::Part as LogPart;
 use crate::packet::{self, PacketError};
 use crate::protocol::{
     Answer, Follow, FuseOptions, LAUNCH_LIMIT, Permit, Request, RunStanding, Status, UNGREETED, VERSIONS, Versions,
@@ -136,6 +137,10 @@ fn early_of(stream: Option<&StreamEnd<'_>>) -> (Vec<u8>, Option<u64>) {
     stream.map_or((Vec::new(), None), |stream| (stream.pending.to_vec(), stream.session))
 }
 
+fn logs(pid: u32, part: LogPart, form: LogForm, follow: Follow) -> Request {
+    Request::Logs { pid, tail_lines: part.tail_lines, follow, since_ms: part.since_ms, form }
+}
+
 /// One connection to a keeper. Calls from several threads take turns; whoever expects to wait opens a connection of its
 /// own.
 #[derive(Debug)]
@@ -186,15 +191,18 @@ impl KeeperClient {
     ///
     /// # Errors
     /// [`KeeperError::NoTree`] after `limit`.
-    pub fn wait_for_tree(&self, limit: Duration) -> Result<(), KeeperError> {
+    pub fn wait_for_tree(&self, limit: Duration) -> Result<Status, KeeperError> {
         let until = Instant::now() + limit;
-        while !self.status()?.fuse_mounted {
+        loop {
+            let status = self.status()?;
+            if status.fuse_mounted {
+                return Ok(status);
+            }
             if Instant::now() >= until {
                 return Err(KeeperError::NoTree { limit });
             }
             std::thread::sleep(LOOK_AGAIN);
         }
-        Ok(())
     }
 
     /// Starts a program; returns its PID in the container once it was executed. On the `stream` the keeper speaks
@@ -245,9 +253,10 @@ impl KeeperClient {
         self.done(&Request::Signal { pid, signal }, &[])
     }
 
-    /// What is kept of a program's output: all of it, or the last lines.
-    pub fn logs(&self, pid: u32, tail_lines: Option<usize>) -> Result<Vec<u8>, KeeperError> {
-        let log = self.descriptor(&Request::Logs { pid, tail_lines, follow: Follow::No })?;
+    /// What is kept of a program's output. A keeper without [`Status::times_logs`] knows no form but text, and no
+    /// times.
+    pub fn logs(&self, pid: u32, part: LogPart, form: LogForm) -> Result<Vec<u8>, KeeperError> {
+        let log = self.descriptor(&logs(pid, part, form, Follow::No))?;
         let mut text = Vec::new();
         match File::from(log).read_to_end(&mut text) {
             Ok(_) => Ok(text),
@@ -256,8 +265,8 @@ impl KeeperClient {
     }
 
     /// Like [`KeeperClient::logs`], as the reading end of a socket that goes on until the program ends.
-    pub fn follow(&self, pid: u32, tail_lines: Option<usize>) -> Result<OwnedFd, KeeperError> {
-        self.descriptor(&Request::Logs { pid, tail_lines, follow: Follow::Yes })
+    pub fn follow(&self, pid: u32, part: LogPart, form: LogForm) -> Result<OwnedFd, KeeperError> {
+        self.descriptor(&logs(pid, part, form, Follow::Yes))
     }
 
     /// SIGTERM for all programs, SIGKILL after `grace`; returns when nothing of the container is left here. The keeper

@@ -199,6 +199,7 @@ fn far_end(order: &StartOrder) -> RunRequest {
         interactive: false,
         detach: true,
         unlogged: false,
+        user: None,
     }
 }
 

@@ -514,7 +514,10 @@ impl Keeper {
         };
         let report = Report::parse(bytes);
         match (report, ended) {
-            (Report::Pid(pid), true) => self.executed(id, pid),
+            (Report::Pid(pid, user), true) => {
+                program.uid = user.unwrap_or(program.uid);
+                self.executed(id, pid);
+            }
             (Report::Failed(failure), _) => {
                 self.refuse_program(id, failure.into());
             }

@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use mgmt_api::{Process, ProcessState};
+use mgmt_api::{LogForm, Process, ProcessState};
 use serde::{Deserialize, Serialize};
 
 use crate::keeper::{ENDED_MAX, Keeper};
@@ -120,9 +120,9 @@ pub fn processes(log_dir: &Path) -> Vec<Process> {
 }
 
 /// What is kept of the output of such a program; `None` when there is no such program.
-pub fn log(log_dir: &Path, pid: u32, lines: Option<usize>) -> io::Result<Option<Vec<u8>>> {
+pub fn log(log_dir: &Path, pid: u32, part: log::Part, form: LogForm) -> io::Result<Option<Vec<u8>>> {
     let Some(record) = read(&path_of(log_dir, pid)) else { return Ok(None) };
-    log::tail_of(log_dir, pid, record.gone, lines).map(Some)
+    log::read_of(log_dir, pid, record.gone, part).map(|pieces| Some(log::encode(pieces, form)))
 }
 
 fn read_all(log_dir: &Path) -> Vec<Record> {

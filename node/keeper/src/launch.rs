@@ -13,13 +13,14 @@
 //!
 //! Reports come over a pipe that exec closes: first the program's PID inside, then, if something failed, what and why.
 
+use std::borrow::Cow;
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use mgmt_api::{Bytes, NoHex, RootFs, RunRequest};
+use mgmt_api::{Bytes, NoHex, RootFs, RunRequest, User};
 use proc_core::start::JobOwner;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Gid, Resource, Rlimit, Uid, WaitId, WaitIdOptions, chdir, setrlimit, setsid, umask, waitid};
@@ -33,6 +34,7 @@ use sys::child::{ForkError, Forked, Parentage, exec, exit_now, fork};
 use sys::ns::Kinds;
 
 use crate::refusal::{BadRun, Refusal, Stage};
+use crate::users::Wanted;
 
 /// Arguments and environment together; the kernel's own limit is of this order.
 pub const ARGUMENT_BYTES_MAX: usize = 2 << 20;
@@ -84,6 +86,8 @@ pub struct Plan {
     root: RootFs,
     workdir: Option<CString>,
     owner: Owner,
+    /// Whether it gets the home of its user: nobody said another.
+    takes_home: bool,
 }
 
 /// As whom a program runs.
@@ -93,6 +97,8 @@ enum Owner {
         uid: u32,
         gid: u32,
     },
+    /// As the program's root knows it.
+    Named(Wanted),
     /// As the process that asked for it, on another node.
     Job(JobOwner),
 }
@@ -189,6 +195,7 @@ impl Plan {
         let mut variables = Variables::default();
         variables.set("PATH", PATH);
         variables.set("HOME", if run.uid == 0 { "/root" } else { "/tmp" });
+        let usual_home = variables.get(b"HOME").map(<[u8]>::to_vec);
         variables.set("HOSTNAME", hostname);
         variables.set("LANG", "C.UTF-8");
         if run.terminal.is_some() {
@@ -202,6 +209,14 @@ impl Plan {
             };
             variables.set(name, value);
         }
+        let owner = match &run.user {
+            None => Owner::User { uid: run.uid, gid: run.gid },
+            Some(user) => match user.parse()? {
+                User::Numbers { uid, gid } => Owner::User { uid, gid },
+                User::Named(user) => Owner::Named(Wanted::parse(&user)),
+            },
+        };
+        let takes_home = matches!(owner, Owner::Named(_)) && variables.get(b"HOME") == usual_home.as_deref();
         let path = variables.get(b"PATH").unwrap_or(PATH.as_bytes()).to_owned();
         let nul = |_| BadRun::Nul;
         Ok(Plan {
@@ -210,7 +225,8 @@ impl Plan {
             paths: c_strings(candidates(name, &path)).map_err(nul)?,
             root,
             workdir: workdir.map(CString::new).transpose().map_err(nul)?,
-            owner: Owner::User { uid: run.uid, gid: run.gid },
+            owner,
+            takes_home,
         })
     }
 
@@ -297,14 +313,25 @@ impl Plan {
         let few = Rlimit { current: Some(most.min(OPEN_FILES)), maximum: Some(most) };
         setrlimit(Resource::Nofile, few).map_err(Failure::errno(Stage::Limits))?;
         // Root inside first: the file tree knows nobody else of us, and a change of root needs its privileges.
-        become_user(0, 0).map_err(Failure::errno(Stage::Identity))?;
+        become_user(0, &[0]).map_err(Failure::errno(Stage::Identity))?;
         if let RootFs::Tree(path) = &self.root {
             sandbox::rootfs::enter_tree(path)
                 .map_err(|error| Failure { stage: Stage::Root, errno: errno_of(&error) })?;
         }
         umask(rustix::fs::Mode::from_raw_mode(0o022));
+        let mut env = Cow::Borrowed(&self.env);
         match &self.owner {
-            Owner::User { uid, gid } => become_user(*uid, *gid),
+            Owner::User { uid, gid } => become_user(*uid, &[*gid]),
+            Owner::Named(wanted) => {
+                let failed = |(stage, cause)| Failure::new(stage)(cause);
+                let found = wanted.look_up().map_err(failed)?;
+                tell(say.report, &Report::user(found.uid));
+                if self.takes_home {
+                    env.to_mut().retain(|pair| !pair.as_bytes().starts_with(b"HOME="));
+                    env.to_mut().extend(found.home.and_then(|home| CString::new([b"HOME=", &home[..]].concat()).ok()));
+                }
+                become_user(found.uid, &found.groups)
+            }
             Owner::Job(owner) => become_owner(owner),
         }
         .map_err(Failure::errno(Stage::Identity))?;
@@ -318,7 +345,7 @@ impl Plan {
                 sys::seqpacket::send(keeper, &[1], &[listener.as_fd()]).map_err(Failure::new(Stage::Filter))?;
             }
         }
-        Err(self.execute())
+        Err(self.execute(&env))
     }
 
     fn enter_directory(&self) -> rustix::io::Result<()> {
@@ -331,10 +358,10 @@ impl Plan {
     }
 
     /// Tries the places in PATH as a shell does: one that is there but cannot be executed is remembered.
-    fn execute(&self) -> Failure {
+    fn execute(&self, env: &[CString]) -> Failure {
         let mut errno = libc::ENOENT;
         for path in &self.paths {
-            match exec(path, &self.argv, &self.env).raw_os_error() {
+            match exec(path, &self.argv, env).raw_os_error() {
                 // The kernel says the same of a script whose interpreter is missing.
                 Some(libc::ENOENT) if rustix::fs::access(path.as_c_str(), rustix::fs::Access::EXISTS).is_ok() => {
                     return Failure { stage: Stage::Interpreter, errno: libc::ENOENT };
@@ -540,9 +567,11 @@ fn take_terminal(stdio: &Stdio) -> rustix::io::Result<()> {
     rustix::stdio::dup2_stderr(&stdio.error)
 }
 
-pub fn become_user(uid: u32, gid: u32) -> rustix::io::Result<()> {
-    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
-    set_thread_groups(&[gid])?;
+/// The first of its groups is its own.
+pub fn become_user(uid: u32, groups: &[u32]) -> rustix::io::Result<()> {
+    let groups: Vec<Gid> = groups.iter().copied().map(Gid::from_raw).collect();
+    let (uid, gid) = (Uid::from_raw(uid), groups.first().copied().unwrap_or(Gid::ROOT));
+    set_thread_groups(&groups)?;
     set_thread_res_gid(gid, gid, gid)?;
     set_thread_res_uid(uid, uid, uid)
 }
@@ -614,16 +643,30 @@ fn early(report: OwnedFd) -> LaunchError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Report {
     Nothing,
-    /// PID inside; with the end of the pipe: executed.
-    Pid(u32),
+    /// PID inside; with the end of the pipe: executed. As which user, if that was looked up.
+    Pid(u32, Option<u32>),
     Failed(Failure),
 }
 
 impl Report {
+    /// No stage.
+    const USER: u8 = 0;
+
+    /// What a program says when its user was looked up.
+    fn user(uid: u32) -> [u8; 5] {
+        let mut bytes = [Report::USER, 0, 0, 0, 0];
+        bytes[1..].copy_from_slice(&uid.to_ne_bytes());
+        bytes
+    }
+
     pub fn parse(bytes: &[u8]) -> Report {
-        let Some((pid, rest)) = bytes.split_first_chunk() else { return Report::Nothing };
+        let Some((pid, mut rest)) = bytes.split_first_chunk() else { return Report::Nothing };
+        let mut user = None;
+        if let Some(([Report::USER, uid @ ..], after)) = rest.split_first_chunk::<5>() {
+            (user, rest) = (Some(u32::from_ne_bytes(*uid)), after);
+        }
         let Some(([stage, errno @ ..], _)) = rest.split_first_chunk::<5>() else {
-            return Report::Pid(u32::from_ne_bytes(*pid));
+            return Report::Pid(u32::from_ne_bytes(*pid), user);
         };
         let stage = Stage::ALL.into_iter().find(|known| *known as u8 == *stage).unwrap_or(Stage::Exec);
         Report::Failed(Failure { stage, errno: i32::from_ne_bytes(*errno) })
@@ -674,13 +717,14 @@ mod tests {
 
     #[test]
     fn request_that_no_program_can_have_is_refused() {
-        let cases: [fn(&mut RunRequest); 9] = [
+        let cases: [fn(&mut RunRequest); 10] = [
             |run| run.argv.clear(),
             |run| run.argv = vec![Bytes::default()],
             |run| run.argv.push(Bytes::Hex { hex: "f".into() }),
             |run| run.argv.push("a\0b".into()),
             |run| run.env.push("novalue".into()),
             |run| run.uid = 65_536,
+            |run| run.user = Some("www data".into()),
             |run| run.workdir = Some("relative".into()),
             |run| run.root = RootFs::Tree("/a/../../etc".into()),
             |run| run.argv.push("x".repeat(ARGUMENT_BYTES_MAX).into()),
@@ -720,8 +764,12 @@ mod tests {
         bytes.push(failure.stage as u8);
         bytes.extend_from_slice(&failure.errno.to_ne_bytes());
         assert_eq!(Report::parse(&bytes[..3]), Report::Nothing);
-        assert_eq!(Report::parse(&bytes[..4]), Report::Pid(65_540));
-        assert_eq!(Report::parse(&bytes[..8]), Report::Pid(65_540));
+        assert_eq!(Report::parse(&bytes[..4]), Report::Pid(65_540, None));
+        assert_eq!(Report::parse(&bytes[..8]), Report::Pid(65_540, None));
+        assert_eq!(Report::parse(&bytes), Report::Failed(failure));
+        bytes.splice(4..4, Report::user(33));
+        assert_eq!(Report::parse(&bytes[..8]), Report::Pid(65_540, None));
+        assert_eq!(Report::parse(&bytes[..9]), Report::Pid(65_540, Some(33)));
         assert_eq!(Report::parse(&bytes), Report::Failed(failure));
     }
 }

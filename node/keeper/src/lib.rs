@@ -43,10 +43,12 @@ mod refusal;
 mod runs;
 mod seccomp;
 mod stream;
+mod users;
 mod work;
 
 pub use client::{CallGateFds, JobFds, KeeperClient, KeeperError, NamespaceFds, ProcFds, StreamEnd};
 pub use keeper::FUSE_KEY;
+pub use log::Part as LogPart;
 pub use packet::{PacketError, read_packet};
 pub use protocol::{FuseOptions, KeeperOptions, Permit, RunStanding, Status, VERSIONS, Versions};
 pub use refusal::{BadRun, Refusal, Stage, Task};

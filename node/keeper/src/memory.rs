@@ -261,7 +261,7 @@ impl Keeper {
 /// Nobody of the host is to be seen, and of the container what a capability shows.
 pub fn confine(init: impl AsFd, may: CapabilitySet) -> io::Result<()> {
     sys::ns::join(init, Kinds::USER)?;
-    become_user(0, 0)?;
+    become_user(0, &[0])?;
     let sets = CapabilitySets { effective: may, permitted: may, inheritable: CapabilitySet::empty() };
     set_capabilities(None, sets)?;
     Ok(rustix::thread::set_no_new_privs(true)?)

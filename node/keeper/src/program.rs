@@ -19,9 +19,9 @@ use rustix::io::Errno;
 use rustix::termios::{Winsize, tcsetwinsize};
 
 use crate::jobs::JobTicket;
-use crate::log::Log;
+use crate::log::{Log, now_ms};
 use crate::poll::{Interest, Watched};
-use crate::stream::{Audience, Client, Gone, QUEUE_BYTES_MAX, Return, Said, Token};
+use crate::stream::{Audience, Client, Gone, QUEUE_BYTES_MAX, Return, Said, Token, log_stream};
 
 /// Clients of one program.
 pub const CLIENTS_MAX: usize = 16;
@@ -221,6 +221,7 @@ impl Program {
                 interactive: false,
                 detach: true,
                 unlogged: false,
+                user: None,
             },
             command: process.command,
         }
@@ -311,8 +312,8 @@ impl Program {
     }
 
     fn deliver(&mut self, kind: Kind, bytes: &[u8]) {
-        if let Some(log) = &mut self.log {
-            log.append(bytes);
+        if let (Some(log), Some(stream)) = (&mut self.log, log_stream(kind)) {
+            log.append(stream, bytes, now_ms());
         }
         if self.settled {
             return;

@@ -23,7 +23,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mgmt_api::{ErrorBody, ExecRequest, Process, RunRequest};
+use mgmt_api::{ErrorBody, ExecRequest, LogForm, Process, RunRequest};
 use sandbox::cgroup::Cgroup;
 use serde::{Deserialize, Serialize};
 use service_core::restart::RunEnd;
@@ -148,6 +148,12 @@ pub struct Status {
     pub running: usize,
     pub stored: usize,
     pub fuse_mounted: bool,
+    /// It knows when what was said in a log, and in which stream.
+    #[serde(default)]
+    pub times_logs: bool,
+    /// It starts programs as users by name.
+    #[serde(default)]
+    pub names_users: bool,
     /// What this kernel or host could not give, and what it means.
     pub degraded: Vec<String>,
 }
@@ -215,6 +221,11 @@ pub(crate) enum Request {
         pid: u32,
         tail_lines: Option<usize>,
         follow: Follow,
+        /// Milliseconds since 1970.
+        #[serde(default)]
+        since_ms: Option<u64>,
+        #[serde(default)]
+        form: LogForm,
     },
     Stop {
         grace_ms: u64,

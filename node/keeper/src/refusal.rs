@@ -69,6 +69,9 @@ pub enum BadRun {
     NoProgram,
     #[error("users and groups of a container are 0 to 65535")]
     NoSuchUser,
+    /// As it came.
+    #[error(transparent)]
+    NoUser(#[from] mgmt_api::NoUser),
     #[error("the working directory does not begin with '/'")]
     RelativeDirectory,
     #[error("the root leads out of the tree")]
@@ -97,10 +100,13 @@ pub enum Stage {
     /// The program is there; what shall interpret or load it is not.
     Interpreter,
     Limits,
+    /// Its name is looked up.
+    User,
+    Group,
 }
 
 impl Stage {
-    pub const ALL: [Stage; 12] = [
+    pub const ALL: [Stage; 14] = [
         Stage::Cgroup,
         Stage::Namespaces,
         Stage::Fork,
@@ -113,6 +119,8 @@ impl Stage {
         Stage::Descriptors,
         Stage::Interpreter,
         Stage::Limits,
+        Stage::User,
+        Stage::Group,
     ];
 }
 

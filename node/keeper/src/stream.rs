@@ -14,9 +14,11 @@ use std::time::Instant;
 
 use mgmt_api::stream::session::{AWAY_LIMIT, Incoming, Keeping, Miscounted, Outgoing, WINDOW_BYTES};
 use mgmt_api::stream::{Decoder, Kind, PAYLOAD_BYTES_MAX};
+use mgmt_api::{LogForm, LogStream};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
+use crate::log::{self, Piece, now_ms};
 use crate::poll::{Interest, Watched};
 
 /// Bytes of output that may wait for a foreground client before the program waits too.
@@ -33,8 +35,17 @@ const READS_MAX: usize = 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Encoding {
     Frames,
-    /// Standard output and error as they come; input is ignored.
-    Text,
+    /// Standard output and error as they come, as a log tells them; input is ignored.
+    Log(LogForm),
+}
+
+/// In which stream of a log it is.
+pub fn log_stream(kind: Kind) -> Option<LogStream> {
+    match kind {
+        Kind::Stdout => Some(LogStream::Stdout),
+        Kind::Stderr => Some(LogStream::Stderr),
+        _ => None,
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -174,9 +185,17 @@ impl Client {
             Encoding::Frames => {
                 bytes.chunks(PAYLOAD_BYTES_MAX).for_each(|part| self.outgoing.say(kind, part));
             }
-            Encoding::Text if matches!(kind, Kind::Stdout | Kind::Stderr) => self.outgoing.say_plain(bytes),
-            Encoding::Text => (),
+            Encoding::Log(form) => {
+                let Some(stream) = log_stream(kind) else { return };
+                let piece = Piece { time_ms: Some(now_ms()), stream, bytes: bytes.to_vec() };
+                self.outgoing.say_plain(&log::encode(vec![piece], form));
+            }
         }
+    }
+
+    /// Adds what was encoded before.
+    pub fn say(&mut self, bytes: &[u8]) {
+        self.outgoing.say_plain(bytes);
     }
 
     /// Whether no more output should be added for now.
@@ -268,7 +287,7 @@ impl Client {
     }
 
     fn decode(&mut self, said: &mut Vec<Said>) -> Result<(), Gone> {
-        if self.encoding == Encoding::Text {
+        if self.encoding != Encoding::Frames {
             return Ok(());
         }
         // Whoever does not speak the protocol is sent away.

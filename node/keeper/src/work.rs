@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use mgmt_api::stream::Kind;
-use mgmt_api::{ErrorBody, ErrorKind, Process, RunRequest, TerminalSize};
+use mgmt_api::{ErrorBody, ErrorKind, LogForm, Process, RunRequest, TerminalSize};
 use rustix::fs::{Gid, Mode, OFlags, Uid, fchown, open};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -16,6 +16,7 @@ use crate::jobs::JobTicket;
 use crate::keeper::{Keeper, PROGRAMS_MAX, Phase};
 use crate::launch::{LaunchError, Launched, Plan, Stdio, Surroundings, Terminal, Trap};
 use crate::list::{self, Known};
+use crate::log::{self, Part, now_ms};
 use crate::packet;
 use crate::poll::{Interest, Source, Watched};
 use crate::program::{CLIENTS_MAX, Input, Life, Output, Program, unblock};
@@ -69,7 +70,9 @@ impl Keeper {
                 self.resume(pid, heard, Stream::first(fds, pending, Some(session)))
             }
             Request::Signal { pid, signal } => self.signal(pid, signal),
-            Request::Logs { pid, tail_lines, follow } => self.logs(pid, tail_lines, follow),
+            Request::Logs { pid, tail_lines, follow, since_ms, form } => {
+                self.logs(pid, Part { tail_lines, since_ms }, follow, form)
+            }
             Request::Store { key } => self.store(key, fds),
             Request::Fetch { key } => self.fetch(&key),
             Request::Drop { key } => {
@@ -121,6 +124,8 @@ impl Keeper {
             running: self.running(),
             stored: self.stored.len(),
             fuse_mounted: self.fuse.is_some(),
+            times_logs: true,
+            names_users: true,
             degraded: self.degraded.clone(),
         };
         Ok((Answer::Status(status), Vec::new()))
@@ -385,15 +390,16 @@ impl Keeper {
         }
     }
 
-    fn logs(&mut self, pid: u32, tail_lines: Option<usize>, follow: Follow) -> Answered {
+    fn logs(&mut self, pid: u32, part: Part, follow: Follow, form: LogForm) -> Answered {
         let program = self.find(pid)?;
         let (id, watchers, settled) = (program.id, program.clients.len(), program.settled);
-        let text = match &program.log {
-            Some(log) => log.tail(tail_lines).map_err(Task::ReadLog.failed())?,
+        let pieces = match &program.log {
+            Some(log) => log.read(part).map_err(Task::ReadLog.failed())?,
             None => Vec::new(),
         };
+        let so_far = log::encode(pieces, form);
         if follow == Follow::No {
-            let file = packet::memory_file(&text).map_err(Task::ReadLog.failed())?;
+            let file = packet::memory_file(&so_far).map_err(Task::ReadLog.failed())?;
             return Ok((Answer::Descriptor, vec![file]));
         }
         if watchers >= CLIENTS_MAX {
@@ -403,8 +409,8 @@ impl Keeper {
         let (ours, theirs) = pair.map_err(Task::ReadLog.failed())?;
         let number = self.next_id() & 0xff_ffff;
         let watched = self.watch_client(id, number, ours)?;
-        let mut client = Client::new(number, watched, Encoding::Text, Audience::Spectator, &[]);
-        client.push(Kind::Stdout, &text);
+        let mut client = Client::new(number, watched, Encoding::Log(form), Audience::Spectator, &[]);
+        client.say(&so_far);
         if settled {
             // Its last word was said; this client hears what it wrote, and the end.
             client.close();
@@ -458,10 +464,6 @@ fn open_inside(host: i32, pid: u32, number_inside: impl Fn(i32) -> Option<i32>) 
     // Most are another one: they need no descriptor.
     let process = if is_it() { sys::pidfd::open(host).ok()? } else { return None };
     (is_it() && !sys::pidfd::has_ended(&process)).then_some(process)
-}
-
-fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
 #[cfg(test)]

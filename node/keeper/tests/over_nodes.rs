@@ -9,7 +9,8 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use gate_syscall::{CallStates, Doorway, InitSocket, KeptMemory, Listeners, News, NodeLinks, Setting, Wake};
-use keeper::CallGateFds;
+use keeper::{CallGateFds, LogPart};
+use mgmt_api::LogForm;
 use proc_core::caller::Uids;
 use proc_core::errand::FromInit;
 use proc_core::order::{LifeNumber, Order};
@@ -157,7 +158,7 @@ fn detached(keeper: &Keeper, uid: u32) -> u32 {
 }
 
 fn output(keeper: &Keeper, pid: u32) -> String {
-    String::from_utf8_lossy(&keeper.client.logs(pid, None).expect("a log")).into_owned()
+    String::from_utf8_lossy(&keeper.client.logs(pid, LogPart::default(), LogForm::Text).expect("a log")).into_owned()
 }
 
 fn wait_until(mut is_so: impl FnMut() -> bool, what: &str) {

@@ -6,10 +6,16 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use keeper::{BadRun, KeeperError, Refusal, Stage, StreamEnd, Task};
+use keeper::{BadRun, KeeperError, LogPart, Refusal, Stage, StreamEnd, Task};
 use mgmt_api::stream::Kind;
-use mgmt_api::{ProcessState, TerminalSize};
+use mgmt_api::{LogForm, LogPiece, LogStream, ProcessState, TerminalSize};
 use support::{Keeper, Watcher, is_root, request};
+
+const ALL: LogPart = LogPart { tail_lines: None, since_ms: None };
+
+fn last(lines: usize) -> LogPart {
+    LogPart { tail_lines: Some(lines), since_ms: None }
+}
 
 const NO_DESCRIPTORS: &[std::os::fd::BorrowedFd<'static>] = &[];
 
@@ -101,7 +107,7 @@ fn what_programs_wrote_and_how_they_ended_is_kept_when_the_keeper_is_gone() {
     let ended = keeper.shell("echo first; exit 3").pid.expect("pid");
     let stopped = keeper.client.run(&request(&["sh", "-c", "echo second; sleep 1000"]), None).expect("run");
     // It was executed, and has not written anything perhaps.
-    while keeper.client.logs(stopped, None).expect("logs").is_empty() {
+    while keeper.client.logs(stopped, ALL, LogForm::Text).expect("logs").is_empty() {
         std::thread::sleep(Duration::from_millis(1));
     }
     keeper.connect().stop(Duration::from_secs(60)).expect("stop");
@@ -113,16 +119,16 @@ fn what_programs_wrote_and_how_they_ended_is_kept_when_the_keeper_is_gone() {
     };
     let left = keeper::kept::processes(&keeper.options.log_dir);
     assert_eq!((status(&left, ended), status(&left, stopped)), ((Some(3), None), (Some(143), None)));
-    let log = |pid, lines| keeper::kept::log(&keeper.options.log_dir, pid, lines).expect("read");
-    assert_eq!((log(ended, None), log(stopped, Some(1))), (Some(b"first\n".to_vec()), Some(b"second\n".to_vec())));
-    assert_eq!(log(99, None), None);
+    let log = |pid, part| keeper::kept::log(&keeper.options.log_dir, pid, part, LogForm::Text).expect("read");
+    assert_eq!((log(ended, ALL), log(stopped, last(1))), (Some(b"first\n".to_vec()), Some(b"second\n".to_vec())));
+    assert_eq!(log(99, ALL), None);
 
     // The next one takes it over, until a program of its own gets the PID.
     keeper.start_again();
     assert_eq!(status(&keeper.client.list().expect("list"), stopped), (Some(143), None));
-    assert_eq!(keeper.client.logs(stopped, None).expect("logs"), b"second\n");
+    assert_eq!(keeper.client.logs(stopped, ALL, LogForm::Text).expect("logs"), b"second\n");
     while keeper.shell("echo third").pid != Some(stopped) {}
-    assert_eq!(keeper.client.logs(stopped, None).expect("logs"), b"third\n");
+    assert_eq!(keeper.client.logs(stopped, ALL, LogForm::Text).expect("logs"), b"third\n");
     // It is killed this time.
     let lost = keeper.client.run(&request(&["sleep", "1000"]), None).expect("run");
     keeper.child.kill().expect("kill");
@@ -144,7 +150,7 @@ fn logs_of_all_programs_together_have_a_budget() {
     let files = std::fs::read_dir(&keeper.options.log_dir).expect("list").flatten();
     let bytes: u64 = files.map(|file| file.metadata().map_or(0, |file| file.len())).sum();
     assert!((48 << 20..=66 << 20).contains(&bytes), "{bytes}");
-    let log = keeper.client.logs(first.expect("pid"), None).expect("logs");
+    let log = keeper.client.logs(first.expect("pid"), ALL, LogForm::Text).expect("logs");
     assert_eq!(String::from_utf8_lossy(&log), "[dvs: 3900000 bytes of this log are gone; the newest of it is kept]\n");
 }
 
@@ -492,7 +498,7 @@ fn detached_program_goes_on_is_listed_attached_to_and_logged() {
     assert_eq!(process.command.first().map(String::as_str), Some("sh"));
     assert!(processes.iter().all(|process| process.pid >= 131_072), "{processes:?}");
 
-    let follow = keeper.connect().follow(pid, None).expect("follow");
+    let follow = keeper.connect().follow(pid, ALL, LogForm::Text).expect("follow");
     let (ours, theirs) = UnixStream::pair().expect("pair");
     keeper.client.attach(pid, &StreamEnd::of(theirs.as_fd())).expect("attach");
     drop(theirs);
@@ -504,8 +510,8 @@ fn detached_program_goes_on_is_listed_attached_to_and_logged() {
     let mut text = String::new();
     std::io::Read::read_to_string(&mut std::fs::File::from(follow), &mut text).expect("follow to the end");
     assert_eq!(text, "first\ngot word\n");
-    assert_eq!(keeper.client.logs(pid, None).expect("logs"), b"first\ngot word\n");
-    assert_eq!(keeper.client.logs(pid, Some(1)).expect("logs"), b"got word\n");
+    assert_eq!(keeper.client.logs(pid, ALL, LogForm::Text).expect("logs"), b"first\ngot word\n");
+    assert_eq!(keeper.client.logs(pid, last(1), LogForm::Text).expect("logs"), b"got word\n");
     let ended = keeper.client.list().expect("list").into_iter().find(|process| process.pid == pid).expect("remembered");
     assert_eq!((ended.state, ended.exit), (ProcessState::Exited, Some(0)));
     let (_ours, theirs) = UnixStream::pair().expect("pair");
@@ -521,16 +527,112 @@ fn log_of_a_program_that_has_ended_can_be_followed_to_its_end() {
     // More than a socket holds at a time.
     let ended = keeper.shell("yes | head -c 1500000; echo last");
     let pid = ended.pid.expect("pid");
-    let follow = |lines| {
+    let follow = |part| {
         let mut text = Vec::new();
-        let mut socket = UnixStream::from(keeper.connect().follow(pid, lines).expect("follow"));
+        let mut socket = UnixStream::from(keeper.connect().follow(pid, part, LogForm::Text).expect("follow"));
         socket.set_read_timeout(Some(support::LIMIT)).expect("limit");
         std::io::Read::read_to_end(&mut socket, &mut text).expect("to the end");
         text
     };
-    assert!(follow(None) == ended.stdout);
-    assert_eq!(follow(Some(1)), b"last\n");
-    assert!(keeper.client.logs(pid, None).expect("logs") == ended.stdout);
+    assert!(follow(ALL) == ended.stdout);
+    assert_eq!(follow(last(1)), b"last\n");
+    assert!(keeper.client.logs(pid, ALL, LogForm::Text).expect("logs") == ended.stdout);
+}
+
+#[test]
+fn log_says_when_and_in_which_stream_while_the_program_runs_and_when_nothing_does() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    assert!(keeper.client.status().expect("status").times_logs);
+    let mut run = request(&["sh", "-c", "echo out; read x; echo err >&2; read x; printf '\\377'"]);
+    (run.detach, run.interactive) = (true, true);
+    let begun = now_ms();
+    let pid = keeper.client.run(&run, None).expect("run");
+    let pieces = |json: &[u8]| -> Vec<LogPiece> {
+        let lines = std::str::from_utf8(json).expect("JSON").lines();
+        lines.map(|line| serde_json::from_str(line).expect("a piece")).collect()
+    };
+    let said = |pieces: &[LogPiece]| -> Vec<(LogStream, Vec<u8>)> {
+        pieces.iter().map(|piece| (piece.stream, piece.text.bytes().expect("bytes").into_owned())).collect()
+    };
+    let all: [(LogStream, Vec<u8>); 3] =
+        [(LogStream::Stdout, b"out\n".into()), (LogStream::Stderr, b"err\n".into()), (LogStream::Stdout, vec![255])];
+    let log = |part| pieces(&keeper.client.logs(pid, part, LogForm::Pieces).expect("logs"));
+    while log(ALL).is_empty() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let follow = keeper.connect().follow(pid, ALL, LogForm::Pieces).expect("follow");
+    let (ours, theirs) = UnixStream::pair().expect("pair");
+    keeper.client.attach(pid, &StreamEnd::of(theirs.as_fd())).expect("attach");
+    drop(theirs);
+    let mut watcher = Watcher::new(ours);
+    // A mark is good for ten milliseconds.
+    std::thread::sleep(Duration::from_millis(30));
+    let before_second = now_ms();
+    watcher.send(Kind::Stdin, b"\n");
+    while log(ALL).len() < 2 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    watcher.send(Kind::Stdin, b"\n");
+    assert_eq!(watcher.into_end().exit, Some(0));
+    let mut followed = String::new();
+    std::io::Read::read_to_string(&mut std::fs::File::from(follow), &mut followed).expect("follow to the end");
+    assert_eq!(said(&pieces(followed.as_bytes())), all);
+    let kept = log(ALL);
+    assert_eq!(said(&kept), all);
+    let is_in_time = |piece: &LogPiece| piece.time_ms.is_some_and(|time_ms| (begun..=now_ms()).contains(&time_ms));
+    assert!(kept.iter().all(is_in_time), "{begun} {kept:?} {}", now_ms());
+    assert_eq!(said(&log(LogPart { since_ms: Some(before_second), ..ALL })), all[1..]);
+    assert_eq!(said(&log(LogPart { since_ms: Some(now_ms() + 1000), ..ALL })), []);
+    keeper.connect().stop(Duration::from_secs(60)).expect("stop");
+    let left = keeper::kept::log(&keeper.options.log_dir, pid, ALL, LogForm::Pieces).expect("read").expect("kept");
+    assert_eq!(pieces(&left), kept);
+}
+
+fn now_ms() -> u64 {
+    std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_millis() as u64
+}
+
+#[test]
+fn users_have_the_names_groups_and_homes_that_the_containers_own_files_say() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let as_user = |user: &str, command: &str| {
+        let mut run = request(&["sh", "-c", command]);
+        (run.uid, run.gid, run.user) = (65_534, 65_534, Some(user.to_owned()));
+        keeper.run(&run).expect("run")
+    };
+    // Of every Debian: daemon is a user and a group, tape a group.
+    let said = as_user("daemon", "id -u; id -g; id -G; echo $HOME").text();
+    assert_eq!(said, "1\n1\n1\n/usr/sbin\n");
+    assert_eq!(as_user("daemon:tape", "id -u; id -g; id -G").text(), "1\n26\n26\n");
+    assert_eq!(as_user("500:tape", "id -u; id -g; echo $HOME").text(), "500\n26\n/tmp\n");
+    assert_eq!(as_user("500:7", "id -u; id -g").text(), "500\n7\n");
+    let mut run = request(&["sh", "-c", "echo $HOME"]);
+    (run.user, run.env) = (Some("daemon".to_owned()), vec!["HOME=/x".into()]);
+    assert_eq!(keeper.run(&run).expect("run").text(), "/x\n");
+    // It is listed as who it is.
+    let mut run = request(&["sleep", "1000"]);
+    (run.user, run.detach) = (Some("daemon".to_owned()), true);
+    let pid = keeper.client.run(&run, None).expect("run");
+    let uid = || keeper.client.list().expect("list").into_iter().find(|one| one.pid == pid).expect("listed").uid;
+    assert_eq!(uid(), 1);
+    keeper.client.signal(pid, 9).expect("signal");
+    while keeper.client.list().expect("list").iter().any(|one| one.pid == pid && one.exit.is_none()) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(uid(), 1);
+    for (user, stage) in [("eve", Stage::User), ("daemon:eve", Stage::Group)] {
+        let mut run = request(&["true"]);
+        (run.user, run.detach) = (Some(user.to_owned()), true);
+        let refused = keeper.client.run(&run, None);
+        let expected = Refusal::Launch { stage, errno: 2 };
+        assert!(matches!(&refused, Err(KeeperError::Refused(refusal)) if *refusal == expected), "{refused:?}");
+    }
 }
 
 #[test]
@@ -549,7 +651,7 @@ fn spectator_that_reads_nothing_stops_neither_the_program_nor_its_log() {
     slow.send(Kind::Stdin, b"go\n");
     // The program ends although the spectator takes nothing.
     keeper.shell(&format!("while kill -0 {pid} 2>/dev/null; do sleep 0.02; done"));
-    assert!(keeper.client.logs(pid, Some(1)).expect("logs") == b"finished\n");
+    assert!(keeper.client.logs(pid, last(1), LogForm::Text).expect("logs") == b"finished\n");
     let seen = slow.into_end();
     assert!(seen.exit.is_none() && seen.stdout.len() < 8_000_000, "{}", seen.stdout.len());
 }
@@ -564,7 +666,7 @@ fn foreground_program_whose_client_vanished_sees_the_end_of_its_input_and_goes_o
     run.interactive = true;
     let (ours, theirs) = UnixStream::pair().expect("pair");
     let pid = keeper.client.run(&run, Some(&StreamEnd::of(theirs.as_fd()))).expect("run");
-    let follow = keeper.connect().follow(pid, None).expect("follow");
+    let follow = keeper.connect().follow(pid, ALL, LogForm::Text).expect("follow");
     drop((ours, theirs));
     let mut text = String::new();
     std::io::Read::read_to_string(&mut std::fs::File::from(follow), &mut text).expect("follow");

@@ -69,6 +69,7 @@ mod tests {
             env: Vec::new(),
             workdir: None,
             user: None,
+            root: None,
             node: None,
             place: None,
             near: near.map(str::to_owned),

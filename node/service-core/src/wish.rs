@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
-use mgmt_api::{Bytes, ErrorBody, ErrorKind, HealthProbe, HealthSpec, ServiceSpec, valid_name};
+use mgmt_api::{Bytes, ErrorBody, ErrorKind, HealthProbe, HealthSpec, NoUser, ServiceSpec, User, in_tree, valid_name};
 
 use crate::order;
 
@@ -24,8 +24,6 @@ const START_MS_MAX: u64 = 3_600_000;
 /// Somebody waits for the command that stops it.
 const GRACE_MS_MAX: u64 = 600_000;
 const HTTP_PATH_BYTES_MAX: usize = 1024;
-/// Numbers of users and groups inside.
-const UID_MAX: u32 = 65_535;
 const SIGNAL_MAX: i32 = 64;
 
 /// Names of what may ask a program to end, with the numbers that they have on every Linux that DVS runs on.
@@ -67,7 +65,18 @@ fn check_one(service: &ServiceSpec, names: &BTreeSet<&str>, nodes: &[String]) ->
         check_workdir(workdir)?;
     }
     if let Some(user) = &service.user {
-        parse_user(user)?;
+        let named: Result<User, NoUser> = user.parse();
+        named.map_err(|_| {
+            bad(format!("'user' is {user:?}")).hint(format!(
+                "USER or USER:GROUP, names of its /etc/passwd or numbers up to {}: user = \"www-data\"",
+                User::ID_MAX
+            ))
+        })?;
+    }
+    if let Some(root) = &service.root
+        && in_tree(root).is_none()
+    {
+        return Err(bad(format!("'root' is {root:?}")).hint("a directory of the tree, without ..: root = \"/debian\""));
     }
     check_place(service, names, nodes)?;
     if !(1..=INSTANCES_PER_SERVICE).contains(&service.instances) {
@@ -201,17 +210,6 @@ fn parse_http(target: &str) -> Result<HealthProbe, ErrorBody> {
     }
 }
 
-/// User and group, as `dvs run` takes them.
-pub fn parse_user(text: &str) -> Result<(u32, u32), ErrorBody> {
-    let (user, group) = text.split_once(':').unwrap_or((text, text));
-    let id = |part: &str| if part == "root" { Some(0) } else { number(part) };
-    match (id(user), id(group)) {
-        (Some(user), Some(group)) if user <= UID_MAX && group <= UID_MAX => Ok((user, group)),
-        _ => Err(bad(format!("'user' is {text:?}"))
-            .hint(format!("USER or USER:GROUP, numbers up to {UID_MAX}: user = \"33:33\""))),
-    }
-}
-
 pub fn parse_signal(text: &str) -> Result<i32, ErrorBody> {
     let name = text.strip_prefix("SIG").unwrap_or(text);
     let named = SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, number)| *number);
@@ -266,7 +264,7 @@ mod tests {
         let web = &short[0];
         assert_eq!((web.instances, web.stop.signal.as_str(), web.stop.grace_ms), (1, "TERM", 10_000));
         let long = format!(
-            "{WEB}env = ['A=1', {{ hex = '423d32' }}]\nworkdir = '/dc'\nuser = '33:7'\nplace = 'least-loaded'\n\
+            "{WEB}env = ['A=1', {{ hex = '423d32' }}]\nworkdir = '/dc'\nuser = 'www-data:7'\nroot = '/debian'\nplace = 'least-loaded'\n\
              instances = 3\nafter = ['db']\nrestart = 'on-failure'\nstop = {{ signal = 'SIGINT', grace_ms = 0 }}\n\
              health = {{ http = '80/ready' }}\n[[services]]\nname = 'db'\ncommand = ['db']\nnode = 'n2'\n"
         );
@@ -274,8 +272,6 @@ mod tests {
         check(&long, &nodes()).unwrap();
         let expected = HealthProbe::Http { port: 80, path: "/ready".to_owned() };
         assert_eq!(probe(long[0].health.as_ref().unwrap()).unwrap(), expected);
-        let users = ["33:7", "5", "root"].map(|user| parse_user(user).unwrap());
-        assert_eq!(users, [(33, 7), (5, 5), (0, 0)]);
     }
 
     #[test]
@@ -293,7 +289,8 @@ mod tests {
             ("env = ['=1']", "\"=1\" in 'env' sets no variable"),
             (&format!("env = ['A={long}']"), "'env' has 32771 bytes, 32768 are possible"),
             ("workdir = 'www'", "'workdir' is \"www\""),
-            ("user = 'www'", "'user' is \"www\""),
+            ("user = 'w w'", "'user' is \"w w\""),
+            ("root = '/debian/../..'", "'root' is \"/debian/../..\""),
             ("user = '-1'", "'user' is \"-1\""),
             ("user = '65536'", "'user' is \"65536\""),
             ("user = ':'", "'user' is \":\""),

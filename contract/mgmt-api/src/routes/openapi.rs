@@ -27,7 +27,7 @@ fn schemas() -> Map<String, Value> {
     add! {
         AccessFile AccessInfo AccessRequest AuditEntry AuthorityState ChannelInfo ClusterLevel Dc DcChange
         ApplyPlan ApplyRequest DcNodeRequest DcSpec ErrorBody EventInfo Examination NodeUsage
-        ExecRequest Health JoinAnswer JoinRequest Myself NewToken Node NodeChange MoveRequest NodeFacts Process RunRequest
+        ExecRequest Health LogPiece JoinAnswer JoinRequest Myself NewToken Node NodeChange MoveRequest NodeFacts Process RunRequest
         PortInfo PortSpec RunResponse ServiceInfo ServiceSpec SignalRequest TokenInfo TokenRequest UpgradeState Version
     }
     generator.take_definitions(true)

@@ -285,6 +285,7 @@ fn speaker(format: Format, request: Option<&Request>) -> RunRequest {
         interactive: true,
         detach: false,
         unlogged: false,
+        user: None,
     }
 }
 

@@ -4,41 +4,50 @@ use std::io::Write;
 use std::marker::PhantomData;
 
 use client::LogStream;
+use mgmt_api::LogPiece;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::errors::Failure;
 use crate::output::{self, Format, Row, printable};
 
-/// Longer lines are nobody's.
-const LINE_BYTES_MAX: usize = 64 << 10;
+/// Longer lines are nobody's: a piece of a log has room, each byte of which is escaped.
+const LINE_BYTES_MAX: usize = 256 << 10;
+const _: () = assert!(LINE_BYTES_MAX > 6 * LogPiece::TEXT_BYTES_MAX + 1024);
 
 /// Lines of a log as entries. What is none is left out.
 pub struct Entries<T> {
     log: LogStream,
-    begun: Vec<u8>,
+    heard: Vec<u8>,
+    /// So much of it was given out.
+    taken: usize,
     of: PhantomData<T>,
 }
 
 impl<T: DeserializeOwned> Entries<T> {
     pub fn of(log: LogStream) -> Entries<T> {
-        Entries { log, begun: Vec::new(), of: PhantomData }
+        Entries { log, heard: Vec::new(), taken: 0, of: PhantomData }
     }
 
     /// None: the end.
     pub async fn next(&mut self) -> Result<Option<T>, Failure> {
         loop {
-            while let Some(end) = self.begun.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.begun.drain(..=end).collect();
-                if let Ok(entry) = serde_json::from_slice(&line) {
+            let rest = self.heard.get(self.taken..).unwrap_or_default();
+            if let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+                let entry = serde_json::from_slice(rest.get(..end).unwrap_or_default());
+                self.taken += end + 1;
+                if let Ok(entry) = entry {
                     return Ok(Some(entry));
                 }
+                continue;
             }
-            if self.begun.len() > LINE_BYTES_MAX {
-                self.begun.clear();
+            self.heard.drain(..self.taken);
+            self.taken = 0;
+            if self.heard.len() > LINE_BYTES_MAX {
+                self.heard.clear();
             }
             match self.log.next().await? {
-                Some(bytes) => self.begun.extend_from_slice(&bytes),
+                Some(bytes) => self.heard.extend_from_slice(&bytes),
                 None => return Ok(None),
             }
         }

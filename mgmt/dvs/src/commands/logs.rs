@@ -4,33 +4,34 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use client::LogQuery;
-use mgmt_api::Bytes;
+use client::LogStream as Log;
+use client::{LogQuery, Media};
+use mgmt_api::{Bytes, LogPiece, LogStream};
 use serde::Serialize;
 
+use super::follow::Entries;
 use super::{Outcome, block_on, daemon, names};
 use crate::cli::Global;
 use crate::errors::Failure;
 use crate::output::Format;
-use crate::units::parse_pid;
+use crate::units::{parse_moment, parse_pid};
 
 /// Show what a program wrote
 #[derive(Args, Debug)]
 #[command(after_help = "\
-The node keeps a bounded log of every program that `dvs run` started; the oldest part goes first.
-It is printed as it is; with -o json each line is an object: {\"line\": \"text\"}, or \
-{\"line\": {\"hex\": \"ff00\"}} when it is no UTF-8.
+The node keeps a bounded log of every program that `dvs run` started; the oldest part goes first, and a line on standard error \
+says so. What the program wrote to its standard error comes out on standard error. With -o json each line is an object: \
+{\"time_ms\": 1764192600120, \"stream\": \"stdout\", \"line\": \"text\"}, or {..., \"line\": {\"hex\": \"ff00\"}} when it is no \
+UTF-8. Times are those of the program's node, to a hundredth of a second.
 
 Examples:
   dvs logs shop 65600              all there is
-  dvs logs --tail 20 -f shop 65600 the last 20 lines, and what follows")]
+  dvs logs --tail 20 -f shop 65600 the last 20 lines, and what follows
+  dvs logs -t --since 10m shop 65600
+  dvs logs --since 2026-11-26T21:30:00Z shop 65600 2> errors")]
 pub struct Options {
-    /// Go on until the program ends.
-    #[arg(short, long)]
-    follow: bool,
-    /// Only the last lines.
-    #[arg(short = 'n', long, value_name = "LINES")]
-    tail: Option<u64>,
+    #[command(flatten)]
+    pub look: Look,
     /// Container.
     #[arg(add = names::containers())]
     dc: String,
@@ -39,69 +40,217 @@ pub struct Options {
     pid: u32,
 }
 
+/// What of a log is shown, and how.
+#[derive(Args, Debug)]
+pub struct Look {
+    /// Go on until the program ends.
+    #[arg(short, long)]
+    follow: bool,
+    /// Only the last lines.
+    #[arg(short = 'n', long, value_name = "LINES")]
+    tail: Option<u64>,
+    /// Only what was written then or later: 10m (ago), 2026-11-26, 2026-11-26T21:30:00Z, seconds since 1970.
+    #[arg(long, value_name = "TIME", value_parser = parse_moment)]
+    since: Option<u64>,
+    /// Say of each line when it was written (UTC).
+    #[arg(short, long)]
+    timestamps: bool,
+}
+
 /// Longest line of a log that is one object; longer ones are several.
 const LINE_BYTES_MAX: usize = 1 << 20;
+
+pub fn execute(global: &Global, options: &Options) -> Outcome {
+    show(global, &options.dc, options.pid, &options.look)
+}
+
+/// What a program wrote, as it is asked for.
+pub fn show(global: &Global, dc: &str, pid: u32, look: &Look) -> Outcome {
+    let daemon = daemon(global)?;
+    let query = LogQuery { follow: look.follow, tail: look.tail };
+    block_on(async {
+        let log = daemon.logs(dc, pid, query, look.since).await?;
+        match (global.output, look.timestamps) {
+            (Format::Json, _) => tell(log, Objects::default()).await?,
+            (Format::Table | Format::Yaml | Format::Name, true) => tell(log, Timed::default()).await?,
+            (Format::Table | Format::Yaml | Format::Name, false) => tell(log, Plain).await?,
+        }
+        Ok::<ExitCode, Failure>(ExitCode::SUCCESS)
+    })?
+}
+
+async fn tell(mut log: Log, mut teller: impl Teller) -> Result<(), Failure> {
+    if log.media() == Media::Text {
+        if teller.needs_times() {
+            return Err(Failure::new("the program runs since an earlier release, whose logs know no times")
+                .hint("without --timestamps; or stop and start the container"));
+        }
+        while let Some(bytes) = log.next().await? {
+            teller.piece(LogPiece { time_ms: None, stream: LogStream::Stdout, text: bytes.to_vec().into() })?;
+        }
+    } else {
+        let mut pieces = Entries::<LogPiece>::of(log);
+        while let Some(piece) = pieces.next().await? {
+            teller.piece(piece)?;
+        }
+    }
+    teller.end()
+}
+
+/// How a log is shown.
+trait Teller {
+    fn needs_times(&self) -> bool {
+        false
+    }
+
+    fn piece(&mut self, piece: LogPiece) -> Result<(), Failure>;
+
+    fn end(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+fn text_of(piece: &LogPiece) -> Result<Vec<u8>, Failure> {
+    let text = piece.text.bytes().map_err(|error| Failure::new(format!("a log that cannot be read: {error}")))?;
+    Ok(text.into_owned())
+}
+
+fn write(stream: LogStream, bytes: &[u8]) -> std::io::Result<()> {
+    match stream {
+        LogStream::Stdout => {
+            let mut out = std::io::stdout().lock();
+            out.write_all(bytes)?;
+            out.flush()
+        }
+        LogStream::Stderr => std::io::stderr().lock().write_all(bytes),
+    }
+}
+
+/// As it was written.
+struct Plain;
+
+impl Teller for Plain {
+    fn piece(&mut self, piece: LogPiece) -> Result<(), Failure> {
+        Ok(write(piece.stream, &text_of(&piece)?)?)
+    }
+}
+
+/// One of each stream.
+#[derive(Default)]
+struct Streams<T> {
+    stdout: T,
+    stderr: T,
+}
+
+impl<T> Streams<T> {
+    fn of(&mut self, stream: LogStream) -> &mut T {
+        match stream {
+            LogStream::Stdout => &mut self.stdout,
+            LogStream::Stderr => &mut self.stderr,
+        }
+    }
+}
+
+/// Before each line stands when it was begun.
+#[derive(Default)]
+struct Timed {
+    is_within_line: Streams<bool>,
+}
+
+impl Teller for Timed {
+    fn needs_times(&self) -> bool {
+        true
+    }
+
+    fn piece(&mut self, piece: LogPiece) -> Result<(), Failure> {
+        let time = piece.time_ms.map_or_else(|| "-".to_owned(), mgmt_api::utc_ms);
+        let is_within_line = self.is_within_line.of(piece.stream);
+        let mut said = Vec::new();
+        for line in text_of(&piece)?.split_inclusive(|byte| *byte == b'\n') {
+            if !std::mem::replace(is_within_line, !line.ends_with(b"\n")) {
+                said.extend_from_slice(time.as_bytes());
+                said.push(b' ');
+            }
+            said.extend_from_slice(line);
+        }
+        Ok(write(piece.stream, &said)?)
+    }
+}
 
 /// A line for programs.
 #[derive(Serialize)]
 struct Line {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    time_ms: Option<u64>,
+    stream: LogStream,
     line: Bytes,
 }
 
-fn print_line(out: &mut impl Write, line: Vec<u8>) -> std::io::Result<()> {
-    serde_json::to_writer(&mut *out, &Line { line: line.into() })?;
-    writeln!(out)
+/// Each line as an object.
+#[derive(Default)]
+struct Objects {
+    lines: Streams<Lines>,
+}
+
+impl Teller for Objects {
+    fn piece(&mut self, piece: LogPiece) -> Result<(), Failure> {
+        let lines = self.lines.of(piece.stream).push(&text_of(&piece)?, piece.time_ms);
+        print_lines(piece.stream, lines)
+    }
+
+    fn end(&mut self) -> Result<(), Failure> {
+        for stream in [LogStream::Stdout, LogStream::Stderr] {
+            print_lines(stream, std::mem::take(self.lines.of(stream)).rest())?;
+        }
+        Ok(())
+    }
+}
+
+fn print_lines(stream: LogStream, lines: impl IntoIterator<Item = Begun>) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    for Begun { time_ms, bytes } in lines {
+        let line = Line { time_ms, stream, line: bytes.into() };
+        serde_json::to_writer(&mut out, &line).map_err(std::io::Error::from)?;
+        writeln!(out)?;
+    }
+    Ok(out.flush()?)
+}
+
+/// A line, as far as it was heard.
+#[derive(Default)]
+struct Begun {
+    time_ms: Option<u64>,
+    bytes: Vec<u8>,
 }
 
 /// Takes lines out of a stream of bytes.
 #[derive(Default)]
 struct Lines {
-    begun: Vec<u8>,
+    begun: Begun,
 }
 
 impl Lines {
     /// The lines that are whole.
-    fn push(&mut self, bytes: &[u8]) -> Vec<Vec<u8>> {
+    fn push(&mut self, bytes: &[u8], time_ms: Option<u64>) -> Vec<Begun> {
         let mut whole = Vec::new();
+        let mut is_begun = !self.begun.bytes.is_empty();
         for byte in bytes {
-            match byte {
-                b'\n' => whole.push(std::mem::take(&mut self.begun)),
-                byte => self.begun.push(*byte),
+            if !std::mem::replace(&mut is_begun, true) {
+                self.begun.time_ms = time_ms;
             }
-            if self.begun.len() == LINE_BYTES_MAX {
+            if *byte != b'\n' {
+                self.begun.bytes.push(*byte);
+            }
+            if *byte == b'\n' || self.begun.bytes.len() == LINE_BYTES_MAX {
                 whole.push(std::mem::take(&mut self.begun));
+                is_begun = false;
             }
         }
         whole
     }
 
     /// What came after the last end of a line.
-    fn rest(self) -> Option<Vec<u8>> {
-        Some(self.begun).filter(|begun| !begun.is_empty())
+    fn rest(self) -> Option<Begun> {
+        Some(self.begun).filter(|begun| !begun.bytes.is_empty())
     }
-}
-
-pub fn execute(global: &Global, options: &Options) -> Outcome {
-    let query = LogQuery { follow: options.follow, tail: options.tail };
-    show(global, &options.dc, options.pid, query)
-}
-
-/// What a program wrote, as it is asked for.
-pub fn show(global: &Global, dc: &str, pid: u32, query: LogQuery) -> Outcome {
-    let daemon = daemon(global)?;
-    block_on(async {
-        let mut log = daemon.logs(dc, pid, query).await?;
-        let mut out = std::io::stdout();
-        let mut lines = Lines::default();
-        while let Some(bytes) = log.next().await? {
-            match global.output {
-                Format::Json => lines.push(&bytes).into_iter().try_for_each(|line| print_line(&mut out, line))?,
-                Format::Table | Format::Yaml | Format::Name => out.write_all(&bytes)?,
-            }
-            out.flush()?;
-        }
-        lines.rest().into_iter().try_for_each(|line| print_line(&mut out, line))?;
-        out.flush()?;
-        Ok::<ExitCode, Failure>(ExitCode::SUCCESS)
-    })?
 }

@@ -3,14 +3,14 @@
 use std::ffi::{OsStr, OsString};
 
 use clap::Args;
-use mgmt_api::{Bytes, RootFs, RunRequest};
+use mgmt_api::{Bytes, RootFs, RunRequest, User};
 
 use super::session::{self, Input, Manner, converse, opened};
 use super::variables::Variables;
 use super::{Outcome, block_on, daemon, names, ps};
 use crate::cli::Global;
 use crate::errors::{self, Failure};
-use crate::units::{parse_path_in_tree, parse_user};
+use crate::units::parse_path_in_tree;
 
 /// Of the program that starts jobs, in containers.
 const ON: &str = "/run/dvs/bin/on";
@@ -91,9 +91,9 @@ pub struct Start {
     /// Directory to start in.
     #[arg(short, long, value_name = "DIR")]
     pub workdir: Option<OsString>,
-    /// User and group, by number, inside the container [default: root].
-    #[arg(short, long, value_name = "USER[:GROUP]", value_parser = parse_user)]
-    pub user: Option<(u32, u32)>,
+    /// User and group inside the container, by number or by a name of its /etc/passwd [default: root].
+    #[arg(short, long, value_name = "USER[:GROUP]")]
+    pub user: Option<User>,
 }
 
 impl Start {
@@ -111,7 +111,7 @@ impl Start {
 
     pub fn request(self, argv: Vec<OsString>, node: Option<String>, root: RootFs) -> RunRequest {
         let manner = self.manner();
-        let (uid, gid) = self.user.unwrap_or_default();
+        let (uid, gid, user) = self.user.unwrap_or_default().of_request();
         let mut env = self.variables.of_request();
         if let (Manner::Terminal, Ok(kind)) = (&manner, std::env::var("TERM")) {
             env.insert(0, format!("TERM={kind}").into());
@@ -128,6 +128,7 @@ impl Start {
             interactive: manner != Manner::Output,
             detach: self.detach,
             unlogged: self.no_log,
+            user,
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::cli::Global;
 use crate::described;
 use crate::errors::Failure;
 use crate::output::{self, Row, duration};
+use crate::units::parse_path_in_tree;
 
 /// One that was added a moment ago is started in a moment.
 const STARTS_WITHIN: Duration = Duration::from_secs(2);
@@ -117,9 +118,12 @@ pub struct AddOptions {
     /// When it is started again after it ended: always, on-failure or never.
     #[arg(long, value_name = "WHEN", value_parser = parse_restart, default_value = "always")]
     restart: RestartPolicy,
-    /// User and group inside, by number.
+    /// User and group inside, by number or by a name of its /etc/passwd [default: root].
     #[arg(short, long, value_name = "USER[:GROUP]")]
     user: Option<String>,
+    /// Directory of the tree that is its root directory, such as an unpacked Debian.
+    #[arg(long, value_name = "DIR", value_parser = parse_path_in_tree())]
+    root: Option<String>,
     #[command(flatten)]
     variables: Variables,
     /// Directory in which it is started [default: /].
@@ -164,12 +168,8 @@ Examples:
   dvs service logs shop web          of its only instance, or of web/0
   dvs service logs -f --tail 20 shop web/1")]
 pub struct LogsOptions {
-    /// Go on until it ends.
-    #[arg(short, long)]
-    follow: bool,
-    /// Only the last lines.
-    #[arg(short = 'n', long, value_name = "LINES")]
-    tail: Option<u64>,
+    #[command(flatten)]
+    look: logs::Look,
     /// Container.
     #[arg(add = names::containers())]
     dc: String,
@@ -310,6 +310,7 @@ fn describe(options: AddOptions) -> ServiceSpec {
         env: options.variables.of_request(),
         workdir: options.workdir.map(Bytes::from),
         user: options.user,
+        root: options.root,
         node: options.node,
         place: options.place,
         near: options.near,
@@ -346,8 +347,7 @@ fn show_log(global: &Global, options: LogsOptions) -> Outcome {
             }
         }
     })??;
-    let query = client::LogQuery { follow: options.follow, tail: options.tail };
-    logs::show(global, &options.dc, pid, query)
+    logs::show(global, &options.dc, pid, &options.look)
 }
 
 impl Row for ServiceInstance {

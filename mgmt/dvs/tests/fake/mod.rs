@@ -17,6 +17,9 @@ pub struct Request {
 pub enum Answer {
     /// Status and body.
     Say(u16, String),
+    /// Lines of JSON.
+    #[allow(dead_code)] // As below.
+    Lines(String),
     /// A body, and what is said beside it.
     Note(String, &'static str),
     /// 101, then the frames are the test's business.
@@ -64,13 +67,8 @@ fn serve(stream: UnixStream, answer: &(dyn Fn(&Request) -> Answer + Send + Sync)
     seen.lock().unwrap().push(request.clone());
     let mut stream = stream;
     match answer(&request) {
-        Answer::Say(status, body) => {
-            let head = format!(
-                "HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-                body.len()
-            );
-            let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
-        }
+        Answer::Say(status, body) => say(&mut stream, status, "application/json", &body),
+        Answer::Lines(body) => say(&mut stream, 200, "application/x-ndjson", &body),
         Answer::Note(body, note) => {
             let head = format!("HTTP/1.1 200 x\r\ndvs-note: {note}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
             let _ = stream.write_all(head.as_bytes());
@@ -82,6 +80,11 @@ fn serve(stream: UnixStream, answer: &(dyn Fn(&Request) -> Answer + Send + Sync)
         }
         Answer::HangUp => {}
     }
+}
+
+fn say(stream: &mut UnixStream, status: u16, media: &str, body: &str) {
+    let head = format!("HTTP/1.1 {status} x\r\ncontent-type: {media}\r\ncontent-length: {}\r\n\r\n", body.len());
+    let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
 }
 
 fn read_request(reader: &mut BufReader<UnixStream>) -> Option<Request> {

@@ -13,9 +13,10 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use axum::response::IntoResponse;
 use hyper::body::Frame;
-use keeper::{KeeperClient, KeeperError, StreamEnd};
+use keeper::{KeeperClient, KeeperError, LogPart, StreamEnd};
 use mgmt_api::{
-    DcPhase, ErrorBody, ErrorKind, ExecRequest, Process, ProcessState, RunRequest, RunResponse, SignalRequest, path,
+    DcPhase, ErrorBody, ErrorKind, ExecRequest, LogForm, Process, ProcessState, RunRequest, RunResponse, SignalRequest,
+    path,
 };
 use serde::Deserialize;
 use tokio::io::{AsyncRead, ReadBuf};
@@ -198,6 +199,30 @@ pub struct LogsQuery {
     #[serde(default)]
     follow: bool,
     tail: Option<usize>,
+    since: Option<u64>,
+    #[serde(default)]
+    form: LogForm,
+}
+
+impl LogsQuery {
+    fn part(&self) -> LogPart {
+        LogPart { tail_lines: self.tail, since_ms: self.since }
+    }
+
+    /// In which form a keeper tells it. One of an earlier release knows no times: its form is text.
+    fn told_by(&self, keeper: &KeeperClient) -> Result<LogForm, Failure> {
+        if self.form == LogForm::Text && self.since.is_none() || keeper.status()?.times_logs {
+            return Ok(self.form);
+        }
+        match self.since {
+            None => Ok(LogForm::Text),
+            Some(_) => Err(failure(
+                ErrorKind::Conflict,
+                "the container runs since an earlier release, whose logs know no times",
+                "without a time; or stop and start the container",
+            )),
+        }
+    }
 }
 
 pub async fn logs(
@@ -214,19 +239,38 @@ pub async fn logs(
     let keeper = match keeper(&api, &view).await {
         Ok(keeper) => keeper,
         // What programs wrote is there also when nothing of the container runs.
-        Err(stopped) => return kept_log(&api, &view, pid, query.tail).await?.ok_or(stopped),
+        Err(stopped) => return kept_log(&api, &view, pid, &query).await?.ok_or(stopped),
     };
-    let body = if query.follow {
-        let descriptor = blocking(move || keeper.follow(pid, query.tail).map_err(|error| about(&dc, error))).await?;
-        Body::new(
-            FollowBody::new(descriptor).map_err(|error| {
-                failure(ErrorKind::Internal, format!("the log cannot be followed: {error}"), "again")
-            })?,
-        )
-    } else {
-        Body::from(blocking(move || keeper.logs(pid, query.tail).map_err(|error| about(&dc, error))).await?)
+    let (part, follow) = (query.part(), query.follow);
+    let (form, told) = blocking(move || {
+        let form = query.told_by(&keeper)?;
+        let told = if follow {
+            keeper.follow(pid, part, form).map(Told::Going)
+        } else {
+            keeper.logs(pid, part, form).map(Told::Whole)
+        };
+        Ok((form, told.map_err(|error| about(&dc, error))?))
+    })
+    .await?;
+    let cannot = |error| failure(ErrorKind::Internal, format!("the log cannot be followed: {error}"), "again");
+    let body = match told {
+        Told::Whole(text) => Body::from(text),
+        Told::Going(descriptor) => Body::new(FollowBody::new(descriptor).map_err(cannot)?),
     };
-    Ok(([(CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response())
+    Ok(log_response(form, body))
+}
+
+enum Told {
+    Whole(Vec<u8>),
+    Going(OwnedFd),
+}
+
+fn log_response(form: LogForm, body: Body) -> Response<Body> {
+    let media = match form {
+        LogForm::Text => "text/plain; charset=utf-8",
+        LogForm::Pieces => "application/x-ndjson",
+    };
+    ([(CONTENT_TYPE, media)], body).into_response()
 }
 
 // ---- where
@@ -366,13 +410,17 @@ impl Start {
         self
     }
 
-    fn asked<'a>(&'a self, dc: &'a str) -> Asked<'a> {
-        let run = match self {
+    /// The program that begins.
+    fn run(&self) -> Option<&RunRequest> {
+        match self {
             Start::Run(run, _) => Some(run),
             Start::Exec(exec, _) => Some(&exec.run),
             Start::Attach(..) | Start::Resume { .. } => None,
-        };
-        Asked { dc, run }
+        }
+    }
+
+    fn asked<'a>(&'a self, dc: &'a str) -> Asked<'a> {
+        Asked { dc, run: self.run() }
     }
 
     /// Gives the client's socket to the keeper. One that reaches the keeper itself needs no session: it ends when its
@@ -403,7 +451,16 @@ async fn begin(api: &Arc<Api>, view: &DcView, incoming: Incoming, start: Start) 
     let keeper = keeper(api, view).await?;
     let keeper = match start {
         Start::Run(..) | Start::Exec(..) => {
-            blocking(move || Ok(keeper.wait_for_tree(TREE_LIMIT).map(|()| keeper)?)).await?
+            let is_named = start.run().is_some_and(|run| run.user.is_some());
+            blocking(move || match keeper.wait_for_tree(TREE_LIMIT)? {
+                status if is_named && !status.names_users => Err(failure(
+                    ErrorKind::Conflict,
+                    "the container runs since an earlier release, which knows no users by name",
+                    "by number; or stop and start the container",
+                )),
+                _ => Ok(keeper),
+            })
+            .await?
         }
         Start::Attach(..) | Start::Resume { .. } => keeper,
     };
@@ -463,12 +520,13 @@ async fn kept_log(
     api: &Arc<Api>,
     view: &DcView,
     pid: u32,
-    lines: Option<usize>,
+    query: &LogsQuery,
 ) -> Result<Option<Response<Body>>, Failure> {
     let dir = programs_dir(&api.context.config.dc_state_dir(view.record.id));
     let failed = |error| failure(ErrorKind::Internal, format!("the log cannot be read: {error}"), "again");
-    let text = blocking(move || keeper::kept::log(&dir, pid, lines).map_err(failed)).await?;
-    Ok(text.map(|text| ([(CONTENT_TYPE, "text/plain; charset=utf-8")], Body::from(text)).into_response()))
+    let (part, form) = (query.part(), query.form);
+    let text = blocking(move || keeper::kept::log(&dir, pid, part, form).map_err(failed)).await?;
+    Ok(text.map(|text| log_response(form, Body::from(text))))
 }
 
 /// Those that ended alone when the container has no part running here.
@@ -512,6 +570,7 @@ fn helper(what: &str, arguments: &[&str]) -> RunRequest {
         interactive: true,
         detach: false,
         unlogged: false,
+        user: None,
     }
 }
 

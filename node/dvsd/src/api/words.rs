@@ -104,6 +104,19 @@ impl Asked<'_> {
                     libc::ENOEXEC => "a script begins with a line such as #!/bin/sh",
                     _ => "a file with the permission to execute (chmod +x)",
                 }),
+            (Stage::User | Stage::Group, libc::ENOENT) => {
+                let (what, list) = if stage == Stage::User { ("user", "passwd") } else { ("group", "group") };
+                let asked = self.run.and_then(|run| run.user.as_deref()).unwrap_or_default();
+                let (user, group) = asked.split_once(':').unwrap_or((asked, asked));
+                let name = if stage == Stage::User { user } else { group };
+                let root = match self.run.map(|run| &run.root) {
+                    Some(RootFs::Tree(path)) => format!("/dc{path}"),
+                    Some(RootFs::Host) | None => String::new(),
+                };
+                ErrorBody::new(ErrorKind::BadRequest, format!("there is no {what} '{name}' where the program runs"))
+                    .because(format!("/etc/{list} of its root does not know it"))
+                    .hint(format!("dvs run {dc} -- cat {root}/etc/{list}"))
+            }
             (Stage::Directory, _) => {
                 let workdir =
                     self.run.and_then(|run| run.workdir.as_ref()).map_or_else(|| "/".to_owned(), Bytes::lossy);
@@ -133,7 +146,7 @@ fn bad_run(bad: &BadRun) -> ErrorBody {
         BadRun::NoHex => body("for example {\"hex\": \"ff00\"}"),
         BadRun::TooLarge => body("data goes in through -i or the tree"),
         BadRun::NoProgram => body("a path, or a name that is in PATH"),
-        BadRun::NoSuchUser => body("--user 1000:1000"),
+        BadRun::NoSuchUser | BadRun::NoUser(_) => body("--user 1000:1000"),
         BadRun::RelativeDirectory => body("--workdir /dc"),
         BadRun::RootOutside => body("--root /debian"),
         BadRun::BadVariable(_) => body("--env NAME=VALUE"),
@@ -153,6 +166,8 @@ fn doing(stage: Stage) -> &'static str {
         Stage::Fork => "make a process in the container",
         Stage::Terminal => "take the terminal",
         Stage::Identity => "become the user",
+        Stage::User => "look up the user",
+        Stage::Group => "look up the group",
         Stage::Root => "change the root",
         Stage::Directory => "enter the working directory",
         Stage::Filter => "install the system call filter",
@@ -183,7 +198,7 @@ mod tests {
 
     #[test]
     fn who_asked_for_a_program_reads_what_to_try() {
-        let run = serde_json::json!({ "argv": ["/opt/tool"], "workdir": "/work" });
+        let run = serde_json::json!({ "argv": ["/opt/tool"], "workdir": "/work", "user": "eve:tape" });
         let launch = |stage, errno| Refusal::Launch { stage, errno };
         let looks_at = |program: &str| {
             let run = serde_json::json!({ "argv": [program] });
@@ -196,6 +211,8 @@ mod tests {
             (launch(Stage::Exec, libc::EACCES), ErrorKind::NotExecutable, "cannot be executed", "chmod +x"),
             (launch(Stage::Interpreter, libc::ENOENT), ErrorKind::NoSuchProgram, "needs a program", "head -c 80"),
             (launch(Stage::Directory, libc::ENOENT), ErrorKind::BadRequest, "'/work'", "mkdir -p /work"),
+            (launch(Stage::User, libc::ENOENT), ErrorKind::BadRequest, "no user 'eve'", "cat /etc/passwd"),
+            (launch(Stage::Group, libc::ENOENT), ErrorKind::BadRequest, "no group 'tape'", "cat /etc/group"),
             (launch(Stage::Fork, libc::EAGAIN), ErrorKind::Unavailable, "make a process", "limit"),
             (launch(Stage::Filter, libc::EINVAL), ErrorKind::Internal, "system call filter", ""),
             (Refusal::HasEnded { pid: 7 }, ErrorKind::Conflict, "7 has ended", "dvs logs shop 7"),

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use keeper::{KeeperClient, KeeperError, Permit, Refusal, RunStanding};
-use mgmt_api::{Bytes, HealthProbe, RootFs, RunRequest, ServiceSpec, ServiceState};
+use mgmt_api::{Bytes, HealthProbe, RootFs, RunRequest, ServiceSpec, ServiceState, User};
 use service_core::life::{FoundRun, InstanceLife, LifeStep};
 use service_core::record::{Staying, may_hold};
 use service_core::restart::RunEnd;
@@ -691,18 +691,21 @@ fn parse(text: &str) -> Option<(Key, bool)> {
 }
 
 fn request(spec: &ServiceSpec) -> RunRequest {
-    let (uid, gid) = spec.user.as_deref().and_then(|user| wish::parse_user(user).ok()).unwrap_or((0, 0));
+    // It was checked when it was asked for.
+    let user: User = spec.user.as_deref().and_then(|user| user.parse().ok()).unwrap_or_default();
+    let (uid, gid, user) = user.of_request();
     RunRequest {
         argv: spec.command.clone(),
         node: None,
         env: spec.env.clone(),
         workdir: Some(spec.workdir.clone().unwrap_or_else(|| Bytes::from("/"))),
-        root: RootFs::Host,
+        root: spec.root.clone().map_or(RootFs::Host, RootFs::Tree),
         uid,
         gid,
         terminal: None,
         interactive: false,
         detach: true,
         unlogged: false,
+        user,
     }
 }
