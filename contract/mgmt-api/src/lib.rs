@@ -52,8 +52,8 @@ pub use placement::{Capacity, Instance, Placement, Promise, Role, ServerKind, Vo
 pub use plan::{ApplyPlan, ApplyRequest, DcPlan, PlanRequest, PlanStep};
 pub use port::{NoPort, PortAtNode, PortInfo, PortProtocol, PortSpec, PortState, SharePort};
 pub use process::{
-    ExecRequest, LogForm, LogPiece, LogStream, NoUser, NodeUsage, Process, ProcessState, RootFs, RunRequest,
-    RunResponse, SignalRequest, TerminalSize, User,
+    ExecRequest, LogForm, LogPiece, LogStream, NoUser, NodeUsage, Process, ProcessState, ProgramUser, RootFs,
+    RunRequest, RunResponse, SignalRequest, TerminalSize,
 };
 pub use service::{
     HealthProbe, HealthSpec, MoveRequest, PlacePolicy, RestartPolicy, ServiceInfo, ServiceInstance, ServiceSpec,

@@ -40,15 +40,15 @@ pub struct RunRequest {
     pub unlogged: bool,
     /// `USER[:GROUP]` by name, as `/etc/passwd` and `/etc/group` of the program's root know them: in place of `uid` and
     /// `gid`, with all groups of the user and its home. A daemon of an earlier release does not know it: for that one
-    /// they should say [`User::NOBODY`].
+    /// they should say [`ProgramUser::NOBODY`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
 }
 
 /// As whom a program runs: `USER[:GROUP]`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum User {
-    /// Both by number, at most [`User::ID_MAX`]. Without a group it has the user's number.
+pub enum ProgramUser {
+    /// Both by number, at most [`ProgramUser::ID_MAX`]. Without a group it has the user's number.
     Numbers { uid: u32, gid: u32 },
     /// At least one of them by name; who starts the program looks them up.
     Named(String),
@@ -56,38 +56,40 @@ pub enum User {
 
 /// Neither numbers that a container has nor names.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
-#[error("{0:?} is no user of a container: USER or USER:GROUP, names of its /etc/passwd or numbers up to {max}", max = User::ID_MAX)]
+#[error("{0:?} is no user of a container: USER or USER:GROUP, names of its /etc/passwd or numbers up to {max}", max = ProgramUser::ID_MAX)]
 pub struct NoUser(pub String);
 
-impl User {
+impl ProgramUser {
     pub const ID_MAX: u32 = 65_535;
     /// Number of the user and the group that may nothing.
     pub const NOBODY: u32 = 65_534;
-    const ROOT: User = User::Numbers { uid: 0, gid: 0 };
+    const ROOT: ProgramUser = ProgramUser::Numbers { uid: 0, gid: 0 };
     const NAME_BYTES_MAX: usize = 64;
 
     /// Numbers of user and group, and what [`RunRequest::user`] says.
     pub fn of_request(self) -> (u32, u32, Option<String>) {
         match self {
-            User::Numbers { uid, gid } => (uid, gid, None),
-            User::Named(user) => (User::NOBODY, User::NOBODY, Some(user)),
+            ProgramUser::Numbers { uid, gid } => (uid, gid, None),
+            ProgramUser::Named(user) => (ProgramUser::NOBODY, ProgramUser::NOBODY, Some(user)),
         }
     }
 }
 
-impl Default for User {
-    fn default() -> User {
-        User::ROOT
+impl Default for ProgramUser {
+    fn default() -> ProgramUser {
+        ProgramUser::ROOT
     }
 }
 
-impl std::str::FromStr for User {
+impl std::str::FromStr for ProgramUser {
     type Err = NoUser;
 
-    fn from_str(text: &str) -> Result<User, NoUser> {
+    fn from_str(text: &str) -> Result<ProgramUser, NoUser> {
         let number = |part: &str| match part {
             "root" => Some(0),
-            _ if part.bytes().all(|byte| byte.is_ascii_digit()) => part.parse().ok().filter(|id| *id <= User::ID_MAX),
+            _ if part.bytes().all(|byte| byte.is_ascii_digit()) => {
+                part.parse().ok().filter(|id| *id <= ProgramUser::ID_MAX)
+            }
             _ => None,
         };
         // What useradd(8) takes, and capital letters.
@@ -98,13 +100,13 @@ impl std::str::FromStr for User {
                 b'$' => at > 0 && at + 1 == part.len(),
                 _ => false,
             };
-            (1..=User::NAME_BYTES_MAX).contains(&part.len()) && part.bytes().enumerate().all(is_usual)
+            (1..=ProgramUser::NAME_BYTES_MAX).contains(&part.len()) && part.bytes().enumerate().all(is_usual)
         };
         let (user, group) = text.split_once(':').unwrap_or((text, text));
         match (number(user), number(group)) {
-            (Some(uid), Some(gid)) => Ok(User::Numbers { uid, gid }),
+            (Some(uid), Some(gid)) => Ok(ProgramUser::Numbers { uid, gid }),
             (uid, gid) if (uid.is_some() || is_name(user)) && (gid.is_some() || is_name(group)) => {
-                Ok(User::Named(text.to_owned()))
+                Ok(ProgramUser::Named(text.to_owned()))
             }
             _ => Err(NoUser(text.to_owned())),
         }
@@ -254,20 +256,20 @@ mod tests {
 
     #[test]
     fn users_are_numbers_or_names() {
-        let numbers = |uid, gid| Ok(User::Numbers { uid, gid });
+        let numbers = |uid, gid| Ok(ProgramUser::Numbers { uid, gid });
         for (text, expected) in [("1000", numbers(1000, 1000)), ("root:5", numbers(0, 5)), ("33:7", numbers(33, 7))] {
-            assert_eq!(text.parse::<User>(), expected);
+            assert_eq!(text.parse::<ProgramUser>(), expected);
         }
         for named in ["www-data", "postgres:tape", "33:tape", "tape:33", "Ada_2.x", "machine$"] {
-            assert_eq!(named.parse::<User>(), Ok(User::Named(named.to_owned())));
+            assert_eq!(named.parse::<ProgramUser>(), Ok(ProgramUser::Named(named.to_owned())));
         }
-        assert_eq!(User::Named("a".to_owned()).of_request(), (65_534, 65_534, Some("a".to_owned())));
+        assert_eq!(ProgramUser::Named("a".to_owned()).of_request(), (65_534, 65_534, Some("a".to_owned())));
         let long = "x".repeat(65);
         for bad in [
             "", ":", "1:", ":1", "a:", ":a", "-1", "65536", "1:65536", "a:b:c", "a b", "-a", "a/b", "$", "a$b", "3a",
             &long,
         ] {
-            assert_eq!(bad.parse::<User>(), Err(NoUser(bad.to_owned())), "{bad}");
+            assert_eq!(bad.parse::<ProgramUser>(), Err(NoUser(bad.to_owned())), "{bad}");
         }
     }
 }

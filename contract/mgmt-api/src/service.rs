@@ -30,7 +30,7 @@ pub struct ServiceSpec {
     pub env: Vec<Bytes>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workdir: Option<Bytes>,
-    /// `USER[:GROUP]` inside the container ([`crate::User`]); root when absent.
+    /// `USER[:GROUP]` inside the container ([`crate::ProgramUser`]); root when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// Its root directory, also of its health command: a directory of the tree ([`crate::in_tree`]). Absent: that of

@@ -164,13 +164,13 @@ impl Client {
     }
 
     /// A body that goes on: logs that are followed.
-    pub(crate) async fn follow(&self, path: &str) -> Result<LogStream, Error> {
+    pub(crate) async fn follow(&self, path: &str) -> Result<TextStream, Error> {
         let exchange = async { refuse_errors(self.send(request(Method::GET, path, None::<&()>)?).await?).await };
         let response = within(ASK_SECONDS, exchange).await?;
         let media = texts(&response, header::CONTENT_TYPE.as_str());
         let media =
             if media.iter().any(|media| media == "application/x-ndjson") { Media::JsonLines } else { Media::Text };
-        Ok(LogStream { body: response.into_body(), media })
+        Ok(TextStream { body: response.into_body(), media })
     }
 
     /// Asks for the `dvs-stream` upgrade.
@@ -270,7 +270,7 @@ fn texts(response: &Response<Incoming>, header: &str) -> Vec<String> {
 }
 
 /// Bytes of a log as they come.
-pub struct LogStream {
+pub struct TextStream {
     body: Incoming,
     media: Media,
 }
@@ -283,7 +283,7 @@ pub enum Media {
     JsonLines,
 }
 
-impl LogStream {
+impl TextStream {
     pub fn media(&self) -> Media {
         self.media
     }

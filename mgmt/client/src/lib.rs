@@ -17,7 +17,7 @@ pub mod places;
 mod requests;
 mod wire;
 
-pub use connection::{Client, LogStream, Media, join};
+pub use connection::{Client, Media, TextStream, join};
 pub use contexts::{Context, ContextError, Contexts};
 pub use error::Error;
 pub use frames::{Frame, FrameReader, FrameWriter, Stream};

@@ -13,7 +13,7 @@ use mgmt_api::{
 };
 
 use crate::connection::{ACT_SECONDS, ASK_SECONDS, Noted};
-use crate::{Client, Error, LogStream, Stream};
+use crate::{Client, Error, Stream, TextStream};
 
 /// What to do with a container once it exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -151,13 +151,13 @@ impl Client {
     }
 
     /// Lines of JSON ([`mgmt_api::EventInfo`]), as long as somebody listens. `dc`: of one container alone.
-    pub async fn events(&self, dc: Option<&str>) -> Result<LogStream, Error> {
+    pub async fn events(&self, dc: Option<&str>) -> Result<TextStream, Error> {
         let dc = dc.map(|dc| named("?dc={dc}", &[("dc", dc)])).unwrap_or_default();
         self.follow(&format!("{}{dc}", path::EVENTS)).await
     }
 
     /// Lines of the audit log; `None`: of the daemon's own node.
-    pub async fn audit(&self, node: Option<&str>, query: LogQuery) -> Result<LogStream, Error> {
+    pub async fn audit(&self, node: Option<&str>, query: LogQuery) -> Result<TextStream, Error> {
         let tail = query.tail.map(|lines| format!("&tail={lines}")).unwrap_or_default();
         let node = node.map(|node| named("&node={node}", &[("node", node)])).unwrap_or_default();
         self.follow(&format!("{}?follow={}{tail}{node}", path::AUDIT, query.follow)).await
@@ -172,7 +172,7 @@ impl Client {
     }
 
     /// A copy of what the engine holds, piece by piece.
-    pub async fn backup(&self) -> Result<LogStream, Error> {
+    pub async fn backup(&self) -> Result<TextStream, Error> {
         self.follow(path::BACKUP).await
     }
 
@@ -393,9 +393,9 @@ impl Client {
         self.nothing(Method::POST, &path, Some(&SignalRequest { signal }), ASK_SECONDS).await
     }
 
-    /// As [`mgmt_api::LogPiece`] in lines, where its node can tell it so ([`LogStream::media`]); `since_ms`: what was
+    /// As [`mgmt_api::LogPiece`] in lines, where its node can tell it so ([`TextStream::media`]); `since_ms`: what was
     /// written then or later.
-    pub async fn logs(&self, dc: &str, pid: u32, query: LogQuery, since_ms: Option<u64>) -> Result<LogStream, Error> {
+    pub async fn logs(&self, dc: &str, pid: u32, query: LogQuery, since_ms: Option<u64>) -> Result<TextStream, Error> {
         let tail = query.tail.map(|lines| format!("&tail={lines}")).unwrap_or_default();
         let since = since_ms.map(|since_ms| format!("&since={since_ms}")).unwrap_or_default();
         let path = of_process(path::PROCESS_LOGS, dc, pid);

@@ -20,7 +20,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use mgmt_api::{Bytes, NoHex, RootFs, RunRequest, User};
+use mgmt_api::{Bytes, NoHex, ProgramUser, RootFs, RunRequest};
 use proc_core::start::JobOwner;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Gid, Resource, Rlimit, Uid, WaitId, WaitIdOptions, chdir, setrlimit, setsid, umask, waitid};
@@ -212,8 +212,8 @@ impl Plan {
         let owner = match &run.user {
             None => Owner::User { uid: run.uid, gid: run.gid },
             Some(user) => match user.parse()? {
-                User::Numbers { uid, gid } => Owner::User { uid, gid },
-                User::Named(user) => Owner::Named(Wanted::parse(&user)),
+                ProgramUser::Numbers { uid, gid } => Owner::User { uid, gid },
+                ProgramUser::Named(user) => Owner::Named(Wanted::parse(&user)),
             },
         };
         let takes_home = matches!(owner, Owner::Named(_)) && variables.get(b"HOME") == usual_home.as_deref();

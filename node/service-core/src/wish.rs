@@ -6,7 +6,9 @@
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
-use mgmt_api::{Bytes, ErrorBody, ErrorKind, HealthProbe, HealthSpec, NoUser, ServiceSpec, User, in_tree, valid_name};
+use mgmt_api::{
+    Bytes, ErrorBody, ErrorKind, HealthProbe, HealthSpec, NoUser, ProgramUser, ServiceSpec, in_tree, valid_name,
+};
 
 use crate::order;
 
@@ -65,11 +67,11 @@ fn check_one(service: &ServiceSpec, names: &BTreeSet<&str>, nodes: &[String]) ->
         check_workdir(workdir)?;
     }
     if let Some(user) = &service.user {
-        let named: Result<User, NoUser> = user.parse();
+        let named: Result<ProgramUser, NoUser> = user.parse();
         named.map_err(|_| {
             bad(format!("'user' is {user:?}")).hint(format!(
                 "USER or USER:GROUP, names of its /etc/passwd or numbers up to {}: user = \"www-data\"",
-                User::ID_MAX
+                ProgramUser::ID_MAX
             ))
         })?;
     }

@@ -11,7 +11,7 @@ use cargo_metadata::{DependencyKind, Metadata, Package};
 use crate::run::{Outcome, read, workspace};
 
 /// What works alike in a test, in a simulation and behind rings: no road leads from here to [`IPC`].
-const CORES: &[&str] = &["disk-core", "fs-core", "ipc-core", "proc-core", "service-core", "sessions"];
+const CORES: &[&str] = &["disk-core", "fs-core", "ipc-core", "proc-core", "replica-core", "service-core", "sessions"];
 
 /// Where processes talk to each other.
 const IPC: &[&str] = &["sys", "ipc-shm", "ipc"];

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::marker::PhantomData;
 
-use client::LogStream;
+use client::TextStream;
 use mgmt_api::LogPiece;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -17,7 +17,7 @@ const _: () = assert!(LINE_BYTES_MAX > 6 * LogPiece::TEXT_BYTES_MAX + 1024);
 
 /// Lines of a log as entries. What is none is left out.
 pub struct Entries<T> {
-    log: LogStream,
+    log: TextStream,
     heard: Vec<u8>,
     /// So much of it was given out.
     taken: usize,
@@ -25,7 +25,7 @@ pub struct Entries<T> {
 }
 
 impl<T: DeserializeOwned> Entries<T> {
-    pub fn of(log: LogStream) -> Entries<T> {
+    pub fn of(log: TextStream) -> Entries<T> {
         Entries { log, heard: Vec::new(), taken: 0, of: PhantomData }
     }
 

@@ -4,8 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use client::LogStream as Log;
-use client::{LogQuery, Media};
+use client::{LogQuery, Media, TextStream};
 use mgmt_api::{Bytes, LogPiece, LogStream};
 use serde::Serialize;
 
@@ -79,7 +78,7 @@ pub fn show(global: &Global, dc: &str, pid: u32, look: &Look) -> Outcome {
     })?
 }
 
-async fn tell(mut log: Log, mut teller: impl Teller) -> Result<(), Failure> {
+async fn tell(mut log: TextStream, mut teller: impl Teller) -> Result<(), Failure> {
     if log.media() == Media::Text {
         if teller.needs_times() {
             return Err(Failure::new("the program runs since an earlier release, whose logs know no times")

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 
 use clap::Args;
-use mgmt_api::{Bytes, RootFs, RunRequest, User};
+use mgmt_api::{Bytes, ProgramUser, RootFs, RunRequest};
 
 use super::session::{self, Input, Manner, converse, opened};
 use super::variables::Variables;
@@ -93,7 +93,7 @@ pub struct Start {
     pub workdir: Option<OsString>,
     /// User and group inside the container, by number or by a name of its /etc/passwd [default: root].
     #[arg(short, long, value_name = "USER[:GROUP]")]
-    pub user: Option<User>,
+    pub user: Option<ProgramUser>,
 }
 
 impl Start {

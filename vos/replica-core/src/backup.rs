@@ -1,0 +1,276 @@
+//! What a member does with what the primary says: in which order its copy and what lies beside it are changed, and when
+//! the answer goes. The primary's own copy has one, too.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::lease::Promised;
+use crate::message::{Recent, ReplicaAnswer, ReplicaMessage};
+use crate::record::{CopyMark, Replica};
+use crate::{DiskBlock, Extent, Layout};
+
+/// What lies beside a copy. Kept as a whole: after a loss of power it is the one before or this.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Kept {
+    /// `None`: there is no copy yet.
+    pub mark: Option<CopyMark>,
+    /// The highest epoch that was heard.
+    pub fence: u32,
+    /// The activity log.
+    pub hot: BTreeSet<Extent>,
+    /// What each member that is behind misses, but for what is in the activity log.
+    pub behind: BTreeMap<Replica, BTreeSet<Extent>>,
+}
+
+/// Names an operation until it is done.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct OperationTicket(pub u64);
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum CopyOperation<D> {
+    /// Durable when it is done.
+    Keep(Kept),
+    Write {
+        block: DiskBlock,
+        data: D,
+    },
+    /// All that was written before it began is durable when it is done.
+    Flush,
+}
+
+/// What a backup wants done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum BackupAct<D> {
+    /// On its copy, or beside it; then [`Backup::done`].
+    Do(OperationTicket, CopyOperation<D>),
+    /// To the primary of that epoch.
+    Answer(u32, ReplicaAnswer),
+}
+
+/// What follows an operation.
+#[derive(Clone, Debug)]
+enum Then<D> {
+    Answer(u32, ReplicaAnswer),
+    Welcome(u32),
+    Write { epoch: u32, seq: u64, block: DiskBlock, data: D },
+}
+
+/// A member's side.
+pub struct Backup<D> {
+    layout: Layout,
+    set: u64,
+    boot: u64,
+    /// As it shall be kept.
+    wanted: Kept,
+    /// As it is.
+    kept: Kept,
+    /// What is being kept, with what waits for it.
+    keeping: Option<(OperationTicket, Kept, Vec<Then<D>>)>,
+    /// What waits for the next time.
+    waiting: Vec<Then<D>>,
+    under_way: BTreeMap<OperationTicket, Then<D>>,
+    /// Wait until no write of an earlier epoch is under way.
+    greetings: Vec<u32>,
+    next_ticket: u64,
+    /// Of extents in the activity log that were written in this life: by whom and when last.
+    last: BTreeMap<Extent, (u32, u64)>,
+    recent: BTreeMap<(u32, u64), DiskBlock>,
+    /// Nothing was written since it began: what was recent before is known by extents alone.
+    began: bool,
+    is_doubtful: bool,
+    promised: Promised,
+}
+
+impl<D: Clone> Backup<D> {
+    /// `boot`: of the machine, as it is now.
+    pub fn begin(layout: Layout, set: u64, boot: u64, kept: Kept, now_ms: u64) -> Backup<D> {
+        let is_another_boot = kept.mark.is_some_and(|mark| mark.boot != boot);
+        Backup {
+            layout,
+            set,
+            boot,
+            is_doubtful: is_another_boot && !kept.hot.is_empty(),
+            wanted: kept.clone(),
+            kept,
+            keeping: None,
+            waiting: Vec::new(),
+            under_way: BTreeMap::new(),
+            greetings: Vec::new(),
+            next_ticket: 0,
+            last: BTreeMap::new(),
+            recent: BTreeMap::new(),
+            began: true,
+            promised: Promised::at_begin(now_ms),
+        }
+    }
+
+    pub fn mark(&self) -> Option<CopyMark> {
+        self.wanted.mark
+    }
+
+    /// The highest epoch that it heard.
+    pub fn fence(&self) -> u32 {
+        self.wanted.fence
+    }
+
+    pub fn is_doubtful(&self) -> bool {
+        self.is_doubtful
+    }
+
+    /// From when on it may be primary.
+    pub fn promised_until_ms(&self) -> u64 {
+        self.promised.until_ms()
+    }
+
+    /// Who speaks is the primary of `epoch`, or was.
+    pub fn hear(&mut self, epoch: u32, message: ReplicaMessage<D>, now_ms: u64) -> Vec<BackupAct<D>> {
+        if epoch < self.wanted.fence {
+            return vec![BackupAct::Answer(epoch, ReplicaAnswer::Outdated { epoch: self.wanted.fence })];
+        }
+        let mut todo = Vec::new();
+        let is_new = epoch > self.wanted.fence;
+        self.wanted.fence = epoch;
+        match message {
+            ReplicaMessage::Hello => self.after_keeping(is_new, Then::Welcome(epoch), &mut todo),
+            ReplicaMessage::Write { seq, floor, flushed, block, data } => {
+                // Whoever writes has settled: what was before is the same everywhere, and durable.
+                self.began = false;
+                self.recent.retain(|(of, seq), _| *of == epoch && *seq >= floor);
+                self.forget_flushed(epoch, flushed);
+                for missing in self.wanted.behind.values_mut() {
+                    missing.insert(self.layout.extent_of(block));
+                }
+                self.write(epoch, seq, block, data, is_new, &mut todo);
+            }
+            ReplicaMessage::Copy { seq, block, data } => self.write(epoch, seq, block, data, is_new, &mut todo),
+            ReplicaMessage::Flush { seq } => {
+                let ticket = self.ticket();
+                self.under_way.insert(ticket, Then::Answer(epoch, ReplicaAnswer::Durable { seq }));
+                todo.push(BackupAct::Do(ticket, CopyOperation::Flush));
+            }
+            ReplicaMessage::Mark { generation, whole, behind } => {
+                if whole && !self.is_whole() {
+                    // It is as the others are, and all of it was flushed.
+                    self.wanted.hot.clear();
+                    self.last.clear();
+                }
+                self.wanted.mark = Some(CopyMark { set: self.set, generation, whole, boot: self.boot });
+                self.wanted.behind = behind;
+                self.is_doubtful &= !whole;
+                self.after_keeping(true, Then::Answer(epoch, ReplicaAnswer::Marked { generation, whole }), &mut todo);
+            }
+            ReplicaMessage::Lease { asked_ms } => {
+                self.promised.grant(now_ms);
+                // Nobody reads under the lease of an epoch that a member could forget.
+                self.after_keeping(is_new, Then::Answer(epoch, ReplicaAnswer::Granted { asked_ms }), &mut todo);
+            }
+        }
+        todo
+    }
+
+    /// That operation is done.
+    pub fn done(&mut self, ticket: OperationTicket) -> Vec<BackupAct<D>> {
+        let mut todo = Vec::new();
+        if let Some((_, kept, then)) = self.keeping.take_if(|keeping| keeping.0 == ticket) {
+            self.kept = kept;
+            then.into_iter().for_each(|then| self.go_on(then, &mut todo));
+            self.keep_if_due(&mut todo);
+        } else if let Some(then) = self.under_way.remove(&ticket) {
+            self.go_on(then, &mut todo);
+            std::mem::take(&mut self.greetings)
+                .into_iter()
+                .for_each(|epoch| self.go_on(Then::Welcome(epoch), &mut todo));
+        }
+        todo
+    }
+
+    fn is_whole(&self) -> bool {
+        self.wanted.mark.is_some_and(|mark| mark.whole)
+    }
+
+    fn ticket(&mut self) -> OperationTicket {
+        self.next_ticket += 1;
+        OperationTicket(self.next_ticket)
+    }
+
+    fn write(&mut self, epoch: u32, seq: u64, block: DiskBlock, data: D, is_new: bool, todo: &mut Vec<BackupAct<D>>) {
+        let extent = self.layout.extent_of(block);
+        // What a member that catches up misses is known to the others; what it had on its own account stays known.
+        let mut must_keep = is_new;
+        if self.is_whole() {
+            self.recent.insert((epoch, seq), block);
+            self.last.insert(extent, (epoch, seq));
+            self.wanted.hot.insert(extent);
+            must_keep |= !self.kept.hot.contains(&extent);
+        }
+        self.after_keeping(must_keep, Then::Write { epoch, seq, block, data }, todo);
+    }
+
+    /// What is durable everywhere need not be in the activity log; what others miss of it is kept before it goes.
+    fn forget_flushed(&mut self, epoch: u32, flushed: u64) {
+        if !self.is_whole() {
+            return;
+        }
+        let last = &self.last;
+        let is_hot = |extent: &Extent| last.get(extent).is_some_and(|(of, seq)| *of == epoch && *seq > flushed);
+        // Who is behind gets what is forgotten, also of an earlier life.
+        let forgotten: Vec<Extent> = self.wanted.hot.iter().copied().filter(|extent| !is_hot(extent)).collect();
+        self.wanted.hot.retain(is_hot);
+        for missing in self.wanted.behind.values_mut() {
+            missing.extend(&forgotten);
+        }
+        self.last.retain(|_, (of, seq)| *of == epoch && *seq > flushed);
+    }
+
+    fn after_keeping(&mut self, must_keep: bool, then: Then<D>, todo: &mut Vec<BackupAct<D>>) {
+        if !must_keep && self.keeping.is_none() {
+            return self.go_on(then, todo);
+        }
+        self.waiting.push(then);
+        self.keep_if_due(todo);
+    }
+
+    fn keep_if_due(&mut self, todo: &mut Vec<BackupAct<D>>) {
+        if self.keeping.is_some() || self.waiting.is_empty() {
+            return;
+        }
+        let ticket = self.ticket();
+        todo.push(BackupAct::Do(ticket, CopyOperation::Keep(self.wanted.clone())));
+        self.keeping = Some((ticket, self.wanted.clone(), std::mem::take(&mut self.waiting)));
+    }
+
+    fn go_on(&mut self, then: Then<D>, todo: &mut Vec<BackupAct<D>>) {
+        match then {
+            Then::Answer(epoch, answer) => todo.push(BackupAct::Answer(epoch, answer)),
+            Then::Welcome(epoch) => {
+                let is_earlier =
+                    |then: &Then<D>| matches!(then, Then::Answer(of, ReplicaAnswer::Accepted { .. }) if *of < epoch);
+                match self.under_way.values().any(is_earlier) {
+                    true => self.greetings.push(epoch),
+                    false => todo.push(BackupAct::Answer(epoch, self.welcome())),
+                }
+            }
+            // Its successor was heard meanwhile.
+            Then::Write { epoch, .. } if epoch < self.wanted.fence => {
+                todo.push(BackupAct::Answer(epoch, ReplicaAnswer::Outdated { epoch: self.wanted.fence }));
+            }
+            Then::Write { epoch, seq, block, data } => {
+                let ticket = self.ticket();
+                self.under_way.insert(ticket, Then::Answer(epoch, ReplicaAnswer::Accepted { seq }));
+                todo.push(BackupAct::Do(ticket, CopyOperation::Write { block, data }));
+            }
+        }
+    }
+
+    fn welcome(&self) -> ReplicaAnswer {
+        let hot = self.wanted.hot.clone();
+        let blocks = || self.recent.values().copied().collect();
+        let recent = if self.began { Recent::Extents(hot.clone()) } else { Recent::Blocks(blocks()) };
+        ReplicaAnswer::Welcome {
+            mark: self.wanted.mark,
+            is_doubtful: self.is_doubtful,
+            recent,
+            hot,
+            behind: self.wanted.behind.clone(),
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Copies of one disk on several nodes, without a word about rings, files or the engine (`docs/design/replication.md`).
+//!
+//! - [`record`]: who is current, as the engine keeps it, and whether a copy is what the record says.
+//! - [`Backup`]: what a member does with what the primary says. The primary's own copy has one, too.
+//! - [`Primary`]: when a write is acknowledged, who leaves and comes back, how another one takes over.
+//! - [`lease`]: until when a primary may answer reads.
+//!
+//! Nothing here waits or looks at a clock: what happens comes in, with the time, and what to do comes out.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
+mod backup;
+pub mod lease;
+mod message;
+mod primary;
+pub mod record;
+
+pub use backup::{Backup, BackupAct, CopyOperation, Kept, OperationTicket};
+pub use message::{Recent, ReplicaAnswer, ReplicaMessage};
+pub use primary::{Decided, DiskReply, DiskRequest, Primary, PrimaryAct};
+pub use record::{CopyMark, Replica, ReplicaRecord, ReplicaStanding};
+
+/// Blocks of an extent: of 4 KiB each, 1 MiB.
+pub const EXTENT_BLOCKS: u64 = 256;
+/// Extents that may differ between members after a crash.
+pub const HOT_EXTENTS: usize = 64;
+
+/// Number of a block of the disk.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct DiskBlock(pub u64);
+
+/// What is remembered about changes has this grain.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Extent(pub u64);
+
+/// How a disk is divided.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Layout {
+    pub blocks: u64,
+    /// Of an extent; at least 1.
+    pub extent_blocks: u64,
+    /// At least 1.
+    pub hot_extents: usize,
+}
+
+impl Layout {
+    pub fn of_disk(blocks: u64) -> Layout {
+        Layout { blocks, extent_blocks: EXTENT_BLOCKS, hot_extents: HOT_EXTENTS }
+    }
+
+    pub fn extent_of(&self, block: DiskBlock) -> Extent {
+        Extent(block.0 / self.extent_blocks.max(1))
+    }
+
+    pub fn blocks_of(&self, extent: Extent) -> impl Iterator<Item = DiskBlock> + use<> {
+        let each = self.extent_blocks.max(1);
+        let begin = extent.0.saturating_mul(each);
+        (begin..begin.saturating_add(each).min(self.blocks)).map(DiskBlock)
+    }
+
+    pub fn extents(&self) -> impl Iterator<Item = Extent> + use<> {
+        (0..self.blocks.div_ceil(self.extent_blocks.max(1))).map(Extent)
+    }
+}

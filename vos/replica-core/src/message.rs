@@ -1,0 +1,71 @@
+//! What a primary and its members say to each other.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::record::{CopyMark, Replica};
+use crate::{DiskBlock, Extent};
+
+/// From the primary. All of it may be said again.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ReplicaMessage<D> {
+    /// First over each link.
+    Hello,
+    Write {
+        seq: u64,
+        /// Every write below it is accepted by all.
+        floor: u64,
+        /// Every write up to it is durable on all.
+        flushed: u64,
+        block: DiskBlock,
+        data: D,
+    },
+    /// Of what it misses, or of what members may have differently.
+    Copy { seq: u64, block: DiskBlock, data: D },
+    /// All that was answered before is made durable.
+    Flush { seq: u64 },
+    /// Its mark, and for each member that is behind what that one misses.
+    Mark { generation: u64, whole: bool, behind: BTreeMap<Replica, BTreeSet<Extent>> },
+    /// The answer lets reads be answered; `asked_ms` comes back.
+    Lease { asked_ms: u64 },
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ReplicaAnswer {
+    /// To `Hello`.
+    Welcome {
+        mark: Option<CopyMark>,
+        /// It lost what it had not flushed.
+        is_doubtful: bool,
+        recent: Recent,
+        /// What is in its activity log.
+        hot: BTreeSet<Extent>,
+        /// What others miss, as far as it knows.
+        behind: BTreeMap<Replica, BTreeSet<Extent>>,
+    },
+    /// A write or a copy.
+    Accepted {
+        seq: u64,
+    },
+    Durable {
+        seq: u64,
+    },
+    Marked {
+        generation: u64,
+        whole: bool,
+    },
+    Granted {
+        asked_ms: u64,
+    },
+    /// The epoch is over: this is a later one.
+    Outdated {
+        epoch: u32,
+    },
+}
+
+/// Where writes went that were perhaps not accepted by all.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Recent {
+    Blocks(BTreeSet<DiskBlock>),
+    /// It began since then, and only knows this much.
+    Extents(BTreeSet<Extent>),
+}

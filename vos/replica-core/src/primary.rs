@@ -1,0 +1,840 @@
+//! The primary of an epoch: when a write is acknowledged, who leaves and comes back, how it takes over.
+//!
+//! At most one write or copy is under way for each block, and a read waits for it: so the order in which a member does
+//! what it was told does not matter, and saying it again does no harm.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::lease::Lease;
+use crate::message::{Recent, ReplicaAnswer, ReplicaMessage};
+use crate::record::{CopyMark, CopyVerdict, Replica, ReplicaRecord, ReplicaStanding, judge};
+use crate::{DiskBlock, Extent, Layout};
+
+/// So long a current member may be away before it is left behind.
+pub const AWAY_MS: u64 = 300;
+/// Copies under way to each member that catches up.
+const COPIES: usize = 8;
+
+/// What a client asks; `id` names it in the answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum DiskRequest<D> {
+    Read {
+        block: DiskBlock,
+    },
+    Write {
+        block: DiskBlock,
+        data: D,
+    },
+    /// All that was acknowledged before survives loss of power.
+    Flush,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DiskReply {
+    Written,
+    Flushed,
+}
+
+/// What became of a proposed record.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Decided {
+    Accepted,
+    /// It was another one already: this. Also said when somebody else changed it, and nothing was proposed.
+    Conflict(ReplicaRecord),
+}
+
+/// What a primary wants done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PrimaryAct<D> {
+    Send(Replica, ReplicaMessage<D>),
+    /// The block is read from the own copy and sent with that number, now.
+    Copy {
+        to: Replica,
+        seq: u64,
+        block: DiskBlock,
+    },
+    /// The block is read from the own copy for a client, now.
+    Read {
+        id: u64,
+        block: DiskBlock,
+    },
+    Reply {
+        id: u64,
+        reply: DiskReply,
+    },
+    /// To the engine, in place of the record it is known to have.
+    Propose(ReplicaRecord),
+    /// Another one has that epoch. Nothing is done any more.
+    Over {
+        epoch: u32,
+    },
+    /// This member should be primary instead: it knows more. Nothing is done any more.
+    Better(Replica),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// Leases that it granted have not run out.
+    WaitsOut {
+        until_ms: u64,
+    },
+    Gathers {
+        until_ms: u64,
+    },
+    /// Copies what members may have differently.
+    Settles,
+    /// Flushes it.
+    Seals,
+    Serves,
+    Over,
+}
+
+#[derive(Clone, Debug)]
+enum Kind<D> {
+    Write {
+        id: u64,
+        block: DiskBlock,
+        data: D,
+    },
+    Copy {
+        block: DiskBlock,
+    },
+    /// Of a client, or its own. Every write up to `covers` was accepted when it began.
+    Flush {
+        id: Option<u64>,
+        covers: u64,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct CopyOperation<D> {
+    kind: Kind<D>,
+    /// Current members that have not answered.
+    awaits: BTreeSet<Replica>,
+    /// Others that have not; nobody waits for them.
+    also: BTreeSet<Replica>,
+    is_replied: bool,
+}
+
+/// What it knows of a member.
+#[derive(Clone, Debug, Default)]
+struct Peer {
+    is_up: bool,
+    /// Of a link that is not there, or over which it was not welcome.
+    away_since_ms: Option<u64>,
+    is_lost: bool,
+    welcome: Option<Welcome>,
+    lease: Lease,
+    catches_up: Option<CatchUp>,
+}
+
+#[derive(Clone, Debug)]
+struct Welcome {
+    mark: Option<CopyMark>,
+    is_doubtful: bool,
+    recent: BTreeSet<DiskBlock>,
+    hot: BTreeSet<Extent>,
+    behind: BTreeMap<Replica, BTreeSet<Extent>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct CatchUp {
+    /// Of its mark meanwhile.
+    generation: u64,
+    /// It is marked as no whole one.
+    is_begun: bool,
+    todo: BTreeSet<DiskBlock>,
+    seal: Seal,
+}
+
+/// How far it is with becoming current, when all is copied. Nothing is written meanwhile.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Seal {
+    #[default]
+    Open,
+    /// It is told what others miss: once it is current it may have to know alone.
+    Told,
+    /// It knows.
+    Knows,
+    /// It flushes.
+    Flushes(u64),
+    Proposed,
+}
+
+#[derive(Debug)]
+pub struct Primary<D> {
+    me: Replica,
+    layout: Layout,
+    record: ReplicaRecord,
+    phase: Phase,
+    peers: BTreeMap<Replica, Peer>,
+    operations: BTreeMap<u64, CopyOperation<D>>,
+    held: VecDeque<(u64, DiskRequest<D>)>,
+    next_seq: u64,
+    /// Every write up to it is durable on all current members.
+    flushed: u64,
+    /// Extents with writes that are not, by the last one.
+    hot: BTreeMap<Extent, u64>,
+    behind: BTreeMap<Replica, BTreeSet<Extent>>,
+    proposal: Option<ReplicaRecord>,
+    /// Members whose mark of the record's generation is not there yet: nothing is acknowledged meanwhile.
+    marking: BTreeSet<Replica>,
+}
+
+impl<D: Clone> Primary<D> {
+    /// `record` says that it is. `promised_until_ms`: of its own backup.
+    pub fn begin(layout: Layout, record: ReplicaRecord, promised_until_ms: u64) -> Primary<D> {
+        let peers = record.members.keys().map(|member| (*member, Peer::default())).collect();
+        Primary {
+            me: record.primary,
+            layout,
+            phase: Phase::WaitsOut { until_ms: promised_until_ms },
+            record,
+            peers,
+            operations: BTreeMap::new(),
+            held: VecDeque::new(),
+            next_seq: 1,
+            flushed: 0,
+            hot: BTreeMap::new(),
+            behind: BTreeMap::new(),
+            proposal: None,
+            marking: BTreeSet::new(),
+        }
+    }
+
+    pub fn epoch(&self) -> u32 {
+        self.record.epoch
+    }
+
+    pub fn record(&self) -> &ReplicaRecord {
+        &self.record
+    }
+
+    pub fn is_serving(&self) -> bool {
+        self.phase == Phase::Serves
+    }
+
+    // ---- what happens
+
+    /// There is a link to a member, a new one perhaps. The own copy has one too.
+    pub fn link_up(&mut self, member: Replica, now_ms: u64) -> Vec<PrimaryAct<D>> {
+        let mut acts = Vec::new();
+        self.lose_link(member, now_ms);
+        if let Some(peer) = self.peers.get_mut(&member) {
+            peer.is_up = true;
+            peer.is_lost = false;
+            if !matches!(self.phase, Phase::WaitsOut { .. } | Phase::Over) {
+                acts.push(PrimaryAct::Send(member, ReplicaMessage::Hello));
+            }
+        }
+        self.go_on(now_ms, &mut acts);
+        acts
+    }
+
+    pub fn link_down(&mut self, member: Replica, now_ms: u64) -> Vec<PrimaryAct<D>> {
+        let mut acts = Vec::new();
+        self.lose_link(member, now_ms);
+        self.go_on(now_ms, &mut acts);
+        acts
+    }
+
+    /// The cluster has decided that its node is gone, which it may come back from.
+    pub fn lost(&mut self, member: Replica, now_ms: u64) -> Vec<PrimaryAct<D>> {
+        let mut acts = Vec::new();
+        self.lose_link(member, now_ms);
+        if let Some(peer) = self.peers.get_mut(&member) {
+            peer.is_lost = true;
+        }
+        self.go_on(now_ms, &mut acts);
+        acts
+    }
+
+    pub fn tick(&mut self, now_ms: u64) -> Vec<PrimaryAct<D>> {
+        let mut acts = Vec::new();
+        self.go_on(now_ms, &mut acts);
+        acts
+    }
+
+    pub fn ask(&mut self, id: u64, request: DiskRequest<D>, now_ms: u64) -> Vec<PrimaryAct<D>> {
+        let mut acts = Vec::new();
+        self.held.push_back((id, request));
+        self.go_on(now_ms, &mut acts);
+        acts
+    }
+
+    pub fn decided(&mut self, decided: Decided, now_ms: u64) -> Vec<PrimaryAct<D>> {
+        let mut acts = Vec::new();
+        let record = match (decided, self.proposal.take()) {
+            (Decided::Accepted, Some(proposed)) => proposed,
+            (Decided::Accepted, None) => return acts,
+            (Decided::Conflict(record), _) => {
+                self.unseal();
+                record
+            }
+        };
+        if record.epoch > self.record.epoch {
+            self.end(PrimaryAct::Over { epoch: record.epoch }, &mut acts);
+            return acts;
+        }
+        self.adopt(record, now_ms, &mut acts);
+        self.go_on(now_ms, &mut acts);
+        acts
+    }
+
+    pub fn answered(&mut self, member: Replica, answer: ReplicaAnswer, now_ms: u64) -> Vec<PrimaryAct<D>> {
+        let mut acts = Vec::new();
+        if self.phase == Phase::Over || !self.peers.get(&member).is_some_and(|peer| peer.is_up) {
+            return acts;
+        }
+        match answer {
+            ReplicaAnswer::Outdated { epoch } => {
+                self.end(PrimaryAct::Over { epoch }, &mut acts);
+                return acts;
+            }
+            ReplicaAnswer::Welcome { mark, is_doubtful, recent, hot, behind } => {
+                let recent = match recent {
+                    Recent::Blocks(blocks) => blocks,
+                    Recent::Extents(extents) => {
+                        extents.iter().flat_map(|extent| self.layout.blocks_of(*extent)).collect()
+                    }
+                };
+                self.welcomed(member, Welcome { mark, is_doubtful, recent, hot, behind }, &mut acts);
+            }
+            ReplicaAnswer::Accepted { seq } | ReplicaAnswer::Durable { seq } => {
+                if let Some(operation) = self.operations.get_mut(&seq) {
+                    operation.awaits.remove(&member);
+                    operation.also.remove(&member);
+                }
+            }
+            ReplicaAnswer::Marked { generation, whole: true } => {
+                if generation == self.record.generation {
+                    self.marking.remove(&member);
+                }
+            }
+            ReplicaAnswer::Marked { whole: false, .. } => self.begin_copies(member),
+            ReplicaAnswer::Granted { asked_ms } => {
+                if let Some(peer) = self.peers.get_mut(&member) {
+                    peer.lease.granted(asked_ms);
+                }
+            }
+        }
+        self.go_on(now_ms, &mut acts);
+        acts
+    }
+
+    // ---- members
+
+    fn lose_link(&mut self, member: Replica, now_ms: u64) {
+        let Some(peer) = self.peers.get_mut(&member) else { return };
+        peer.is_up = false;
+        peer.welcome = None;
+        peer.catches_up = None;
+        peer.away_since_ms.get_or_insert(now_ms);
+        for operation in self.operations.values_mut() {
+            operation.also.remove(&member);
+        }
+    }
+
+    fn welcomed(&mut self, member: Replica, welcome: Welcome, acts: &mut Vec<PrimaryAct<D>>) {
+        let verdict = judge(&self.record, member, welcome.mark.as_ref());
+        let is_current = self.record.is_current(member);
+        let is_sound = matches!(verdict, CopyVerdict::Current | CopyVerdict::Lagging) && !welcome.is_doubtful;
+        let Some(peer) = self.peers.get_mut(&member) else { return };
+        peer.welcome = Some(welcome);
+        if is_current && is_sound {
+            peer.away_since_ms = None;
+            // What it was told before and has not answered.
+            self.say_again(member, acts);
+        }
+    }
+
+    fn say_again(&self, member: Replica, acts: &mut Vec<PrimaryAct<D>>) {
+        for (seq, operation) in self.operations.iter().filter(|one| one.1.awaits.contains(&member)) {
+            self.say(member, *seq, &operation.kind, acts);
+        }
+        if self.marking.contains(&member) {
+            acts.push(PrimaryAct::Send(member, self.mark()));
+        }
+    }
+
+    fn say(&self, member: Replica, seq: u64, kind: &Kind<D>, acts: &mut Vec<PrimaryAct<D>>) {
+        match kind {
+            Kind::Write { block, data, .. } => {
+                let (floor, flushed) = (self.floor(), self.flushed);
+                acts.push(PrimaryAct::Send(
+                    member,
+                    ReplicaMessage::Write { seq, floor, flushed, block: *block, data: data.clone() },
+                ));
+            }
+            Kind::Copy { block } => acts.push(PrimaryAct::Copy { to: member, seq, block: *block }),
+            Kind::Flush { .. } => acts.push(PrimaryAct::Send(member, ReplicaMessage::Flush { seq })),
+        }
+    }
+
+    fn mark(&self) -> ReplicaMessage<D> {
+        ReplicaMessage::Mark { generation: self.record.generation, whole: true, behind: self.behind.clone() }
+    }
+
+    /// Every write below it is accepted by all.
+    fn floor(&self) -> u64 {
+        let pending = |one: &(&u64, &CopyOperation<D>)| {
+            matches!(one.1.kind, Kind::Write { .. } | Kind::Copy { .. }) && !one.1.awaits.is_empty()
+        };
+        self.operations.iter().find(pending).map_or(self.next_seq, |one| *one.0)
+    }
+
+    /// The record is this one now.
+    fn adopt(&mut self, record: ReplicaRecord, now_ms: u64, acts: &mut Vec<PrimaryAct<D>>) {
+        if record.generation <= self.record.generation {
+            return;
+        }
+        let left: Vec<Replica> = self.record.current().filter(|member| !record.is_current(*member)).collect();
+        let joined: Vec<Replica> = record.current().filter(|member| !self.record.is_current(*member)).collect();
+        self.record = record;
+        for member in self.record.members.keys() {
+            self.peers.entry(*member).or_insert_with(|| Peer { away_since_ms: Some(now_ms), ..Peer::default() });
+        }
+        for member in left {
+            let missing: BTreeSet<Extent> = self.hot.keys().copied().collect();
+            self.behind.entry(member).or_default().extend(missing);
+            if let Some(peer) = self.peers.get_mut(&member) {
+                peer.lease = Lease::default();
+                if let Some(welcome) = &peer.welcome {
+                    self.behind.entry(member).or_default().extend(&welcome.hot);
+                }
+            }
+        }
+        for member in joined {
+            self.behind.remove(&member);
+            if let Some(peer) = self.peers.get_mut(&member) {
+                peer.catches_up = None;
+                peer.away_since_ms = (!peer.is_up).then_some(now_ms);
+            }
+        }
+        self.unseal();
+        if matches!(self.phase, Phase::Serves) {
+            self.mark_all(acts);
+        }
+    }
+
+    /// Who is about to become current begins again with that.
+    fn unseal(&mut self) {
+        let waiting = self.peers.values_mut().filter_map(|peer| peer.catches_up.as_mut());
+        waiting.for_each(|catches_up| catches_up.seal = Seal::Open);
+    }
+
+    fn mark_all(&mut self, acts: &mut Vec<PrimaryAct<D>>) {
+        self.marking = self.record.current().collect();
+        let message = self.mark();
+        for member in self.marking.iter().filter(|member| self.takes_part(**member)) {
+            acts.push(PrimaryAct::Send(*member, message.clone()));
+        }
+    }
+
+    /// It is here, with all that it had. What somebody answers who lost something is worth nothing.
+    fn takes_part(&self, member: Replica) -> bool {
+        self.peers.get(&member).is_some_and(|peer| {
+            let catches_up = peer.catches_up.as_ref().is_some_and(|it| it.is_begun);
+            let is_sound = peer.welcome.is_some() && peer.away_since_ms.is_none();
+            peer.is_up && if self.record.is_current(member) { is_sound } else { catches_up }
+        })
+    }
+
+    fn current(&self) -> BTreeSet<Replica> {
+        self.record.current().collect()
+    }
+
+    // ---- what follows
+
+    fn end(&mut self, act: PrimaryAct<D>, acts: &mut Vec<PrimaryAct<D>>) {
+        self.phase = Phase::Over;
+        self.operations.clear();
+        self.held.clear();
+        acts.push(act);
+    }
+
+    fn go_on(&mut self, now_ms: u64, acts: &mut Vec<PrimaryAct<D>>) {
+        match self.phase {
+            Phase::Over => return,
+            Phase::WaitsOut { until_ms } if now_ms >= until_ms => {
+                self.phase = Phase::Gathers { until_ms: now_ms + AWAY_MS };
+                for (member, peer) in &mut self.peers {
+                    match peer.is_up {
+                        true => acts.push(PrimaryAct::Send(*member, ReplicaMessage::Hello)),
+                        false => peer.away_since_ms = Some(now_ms),
+                    }
+                }
+            }
+            Phase::WaitsOut { .. } => return,
+            Phase::Gathers { until_ms } => self.gather(until_ms, now_ms, acts),
+            Phase::Settles | Phase::Seals | Phase::Serves => {}
+        }
+        self.complete(acts);
+        self.leave_behind(now_ms, acts);
+        match self.phase {
+            Phase::Settles if self.operations.is_empty() => {
+                self.phase = Phase::Seals;
+                self.start(Kind::Flush { id: None, covers: self.next_seq - 1 }, acts);
+            }
+            Phase::Seals if self.operations.is_empty() && self.marking.is_empty() => {
+                self.phase = Phase::Serves;
+                self.mark_all(acts);
+            }
+            _ => {}
+        }
+        if self.phase == Phase::Serves {
+            self.ask_leases(now_ms, acts);
+            self.catch_up(acts);
+            self.admit(now_ms, acts);
+        }
+    }
+
+    /// Every current member is there, or has left.
+    fn gather(&mut self, until_ms: u64, now_ms: u64, acts: &mut Vec<PrimaryAct<D>>) {
+        let Some(own) = self.peers.get(&self.me).and_then(|peer| peer.welcome.as_ref()) else { return };
+        let own_generation = own.mark.map_or(0, |mark| mark.generation);
+        let is_sure =
+            matches!(judge(&self.record, self.me, own.mark.as_ref()), CopyVerdict::Current) && !own.is_doubtful;
+        let others: Vec<Replica> = self.record.current().filter(|member| *member != self.me).collect();
+        let welcome = |member: &Replica| self.peers.get(member).and_then(|peer| peer.welcome.as_ref());
+        let is_unproven = |welcome: &Welcome| !welcome.mark.is_some_and(|mark| mark.whole);
+        if !is_sure {
+            let knows_more = |member: &&Replica| {
+                welcome(member).is_some_and(|other| {
+                    let generation = other.mark.map_or(0, |mark| mark.generation);
+                    let is_proven = !is_unproven(other);
+                    is_proven && (generation, !other.is_doubtful) > (own_generation, !own.is_doubtful)
+                })
+            };
+            if let Some(better) = others.iter().find(knows_more) {
+                return self.end(PrimaryAct::Better(*better), acts);
+            }
+            // Somebody who is away may know more, for however long; only people can say that it will not come back.
+            if !others.iter().all(|member| welcome(member).is_some()) {
+                return;
+            }
+        }
+        let is_sound = |member: &Replica| {
+            welcome(member).is_some_and(|other| {
+                let is_as_sure = !other.is_doubtful || own.is_doubtful;
+                let verdict = judge(&self.record, *member, other.mark.as_ref());
+                let is_as_new = other.mark.is_some_and(|mark| mark.generation >= own_generation);
+                is_as_sure && is_as_new && matches!(verdict, CopyVerdict::Current | CopyVerdict::Lagging)
+            })
+        };
+        let unsound: Vec<Replica> = others.iter().copied().filter(|member| !is_sound(member)).collect();
+        if unsound.is_empty() {
+            return self.settle(acts);
+        }
+        let is_heard =
+            |member: &Replica| welcome(member).is_some() || self.peers.get(member).is_some_and(|peer| peer.is_lost);
+        if self.proposal.is_none() && (now_ms >= until_ms || unsound.iter().all(is_heard)) {
+            self.propose(self.record.without(&unsound), acts);
+        }
+    }
+
+    /// All current members are here.
+    fn settle(&mut self, acts: &mut Vec<PrimaryAct<D>>) {
+        let current = self.current();
+        let welcomes: Vec<&Welcome> =
+            current.iter().filter_map(|member| self.peers.get(member)?.welcome.as_ref()).collect();
+        let hot: BTreeSet<Extent> = welcomes.iter().flat_map(|welcome| welcome.hot.iter().copied()).collect();
+        let recent: BTreeSet<DiskBlock> = welcomes.iter().flat_map(|welcome| welcome.recent.iter().copied()).collect();
+        // Who is in no map left in this moment: nothing was acknowledged without it but what is in an activity log.
+        for member in self.record.behind() {
+            let missing = self.behind.entry(member).or_default();
+            missing.extend(&hot);
+            missing.extend(welcomes.iter().filter_map(|welcome| welcome.behind.get(&member)).flatten());
+        }
+        for member in current {
+            if let Some(peer) = self.peers.get_mut(&member) {
+                peer.away_since_ms = (!peer.is_up).then_some(0);
+            }
+        }
+        self.phase = Phase::Settles;
+        let others = self.record.current().count() > 1;
+        for block in recent.into_iter().filter(|_| others) {
+            self.start(Kind::Copy { block }, acts);
+        }
+    }
+
+    /// Begins what all current members have to do.
+    fn start(&mut self, kind: Kind<D>, acts: &mut Vec<PrimaryAct<D>>) -> u64 {
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        let mut awaits = self.current();
+        let mut also = BTreeSet::new();
+        match &kind {
+            // The own copy is what is copied.
+            Kind::Copy { .. } => _ = awaits.remove(&self.me),
+            Kind::Write { block, .. } => {
+                let extent = self.layout.extent_of(*block);
+                self.hot.insert(extent, seq);
+                self.behind.values_mut().for_each(|missing| _ = missing.insert(extent));
+                let takes = |peer: &Peer| peer.catches_up.as_ref().is_some_and(|it| it.is_begun);
+                also.extend(self.peers.iter().filter(|one| takes(one.1)).map(|one| *one.0));
+            }
+            Kind::Flush { .. } => {}
+        }
+        self.begin_operation(seq, CopyOperation { kind, awaits, also, is_replied: false }, acts);
+        seq
+    }
+
+    fn begin_operation(&mut self, seq: u64, operation: CopyOperation<D>, acts: &mut Vec<PrimaryAct<D>>) {
+        let kind = operation.kind.clone();
+        let members: Vec<Replica> = operation.awaits.union(&operation.also).copied().collect();
+        self.operations.insert(seq, operation);
+        for member in members.into_iter().filter(|member| self.takes_part(*member)) {
+            self.say(member, seq, &kind, acts);
+        }
+    }
+
+    /// What is done is answered, and forgotten.
+    fn complete(&mut self, acts: &mut Vec<PrimaryAct<D>>) {
+        let is_marking = !self.marking.is_empty();
+        let current = self.current();
+        let mut done = Vec::new();
+        for (seq, operation) in &mut self.operations {
+            if is_marking {
+                break;
+            }
+            // Who left with the record is waited for no more, now that all marks say so.
+            operation.awaits.retain(|member| current.contains(member));
+            if !operation.awaits.is_empty() {
+                continue;
+            }
+            if !std::mem::replace(&mut operation.is_replied, true) {
+                match operation.kind {
+                    Kind::Write { id, .. } => acts.push(PrimaryAct::Reply { id, reply: DiskReply::Written }),
+                    Kind::Flush { id, covers } => {
+                        // What only a member that catches up flushed is not flushed.
+                        if covers > 0 {
+                            self.flushed = self.flushed.max(covers);
+                        }
+                        acts.extend(id.map(|id| PrimaryAct::Reply { id, reply: DiskReply::Flushed }));
+                    }
+                    Kind::Copy { .. } => {}
+                }
+            }
+            if operation.also.is_empty() {
+                done.push(*seq);
+            }
+        }
+        for seq in done {
+            self.operations.remove(&seq);
+        }
+        let flushed = self.flushed;
+        self.hot.retain(|_, last| *last > flushed);
+    }
+
+    /// Who is away for too long, or came back without what it had.
+    fn leave_behind(&mut self, now_ms: u64, acts: &mut Vec<PrimaryAct<D>>) {
+        if self.proposal.is_some() || !matches!(self.phase, Phase::Settles | Phase::Seals | Phase::Serves) {
+            return;
+        }
+        let is_gone = |member: &Replica| {
+            let Some(peer) = self.peers.get(member) else { return true };
+            let is_late = peer.away_since_ms.is_some_and(|since_ms| now_ms.saturating_sub(since_ms) >= AWAY_MS);
+            let is_unsound = peer.is_up
+                && peer.welcome.as_ref().is_some_and(|welcome| {
+                    let verdict = judge(&self.record, *member, welcome.mark.as_ref());
+                    !matches!(verdict, CopyVerdict::Current | CopyVerdict::Lagging) || welcome.is_doubtful
+                });
+            let joins = self.marking.contains(member) && peer.is_up && !is_late;
+            peer.is_lost || is_late || (is_unsound && peer.away_since_ms.is_some() && !joins)
+        };
+        let gone: Vec<Replica> = self.record.current().filter(|member| *member != self.me && is_gone(member)).collect();
+        if !gone.is_empty() {
+            self.propose(self.record.without(&gone), acts);
+        }
+    }
+
+    fn propose(&mut self, record: ReplicaRecord, acts: &mut Vec<PrimaryAct<D>>) {
+        self.proposal = Some(record.clone());
+        acts.push(PrimaryAct::Propose(record));
+    }
+
+    fn ask_leases(&mut self, now_ms: u64, acts: &mut Vec<PrimaryAct<D>>) {
+        let others: Vec<Replica> = self.record.current().filter(|member| *member != self.me).collect();
+        for member in others {
+            if self.takes_part(member)
+                && let Some(peer) = self.peers.get_mut(&member)
+                && peer.lease.ask(now_ms)
+            {
+                acts.push(PrimaryAct::Send(member, ReplicaMessage::Lease { asked_ms: now_ms }));
+            }
+        }
+    }
+
+    // ---- members that come back
+
+    fn catch_up(&mut self, acts: &mut Vec<PrimaryAct<D>>) {
+        let behind: Vec<Replica> = self.record.behind().collect();
+        for member in behind {
+            self.begin_catch_up(member, acts);
+            self.copy_on(member, acts);
+            self.seal(member, acts);
+        }
+    }
+
+    fn begin_catch_up(&mut self, member: Replica, acts: &mut Vec<PrimaryAct<D>>) {
+        let Some(ReplicaStanding::Behind { since }) = self.record.members.get(&member).copied() else { return };
+        let Some(peer) = self.peers.get_mut(&member).filter(|peer| peer.is_up && peer.catches_up.is_none()) else {
+            return;
+        };
+        let Some(welcome) = &peer.welcome else { return };
+        let missing = self.behind.entry(member).or_default();
+        let generation = match judge(&self.record, member, welcome.mark.as_ref()) {
+            CopyVerdict::CatchesUp => {
+                missing.extend(&welcome.hot);
+                since.unwrap_or(0)
+            }
+            CopyVerdict::CopyAll => {
+                missing.extend(self.layout.extents());
+                0
+            }
+            CopyVerdict::Current | CopyVerdict::Lagging | CopyVerdict::Refused(_) => return,
+        };
+        peer.catches_up = Some(CatchUp { generation, ..CatchUp::default() });
+        self.mark_no_whole_one(member, acts);
+    }
+
+    fn mark_no_whole_one(&self, member: Replica, acts: &mut Vec<PrimaryAct<D>>) {
+        let Some(catches_up) = self.peers.get(&member).and_then(|peer| peer.catches_up.as_ref()) else { return };
+        let generation = catches_up.generation;
+        let mut behind = self.behind.clone();
+        behind.remove(&member);
+        acts.push(PrimaryAct::Send(member, ReplicaMessage::Mark { generation, whole: false, behind }));
+    }
+
+    /// It is marked; from now on it hears of every write.
+    fn begin_copies(&mut self, member: Replica) {
+        let missing = self.behind.get(&member).cloned().unwrap_or_default();
+        let layout = self.layout;
+        let Some(catches_up) = self.peers.get_mut(&member).and_then(|peer| peer.catches_up.as_mut()) else { return };
+        if catches_up.seal == Seal::Told {
+            catches_up.seal = Seal::Knows;
+        }
+        if !std::mem::replace(&mut catches_up.is_begun, true) {
+            catches_up.todo = missing.into_iter().flat_map(|extent| layout.blocks_of(extent)).collect();
+        }
+    }
+
+    fn copy_on(&mut self, member: Replica, acts: &mut Vec<PrimaryAct<D>>) {
+        let is_copy = |operation: &&CopyOperation<D>| {
+            matches!(operation.kind, Kind::Copy { .. }) && operation.also.contains(&member)
+        };
+        let mut room = COPIES.saturating_sub(self.operations.values().filter(is_copy).count());
+        while room > 0 {
+            let busy = self.busy();
+            let Some(catches_up) = self.peers.get_mut(&member).and_then(|peer| peer.catches_up.as_mut()) else {
+                return;
+            };
+            let Some(block) = catches_up.todo.iter().copied().find(|block| !busy.contains(block)) else { return };
+            catches_up.todo.remove(&block);
+            let seq = self.next_seq;
+            self.next_seq += 1;
+            let also = BTreeSet::from([member]);
+            let operation =
+                CopyOperation { kind: Kind::Copy { block }, awaits: BTreeSet::new(), also, is_replied: false };
+            self.begin_operation(seq, operation, acts);
+            room -= 1;
+        }
+    }
+
+    /// Nothing is missing: it hears what others miss, flushes, and becomes current.
+    fn seal(&mut self, member: Replica, acts: &mut Vec<PrimaryAct<D>>) {
+        let Some(catches_up) = self.peers.get(&member).and_then(|peer| peer.catches_up.as_ref()) else { return };
+        let is_quiet = self.operations.values().all(|one| !matches!(one.kind, Kind::Write { .. } | Kind::Copy { .. }));
+        if !catches_up.is_begun || !catches_up.todo.is_empty() || !is_quiet || self.proposal.is_some() {
+            return;
+        }
+        let next = match catches_up.seal {
+            Seal::Open => {
+                self.mark_no_whole_one(member, acts);
+                Seal::Told
+            }
+            Seal::Knows => {
+                let seq = self.next_seq;
+                self.next_seq += 1;
+                let kind = Kind::Flush { id: None, covers: 0 };
+                let also = BTreeSet::from([member]);
+                self.begin_operation(
+                    seq,
+                    CopyOperation { kind, awaits: BTreeSet::new(), also, is_replied: false },
+                    acts,
+                );
+                Seal::Flushes(seq)
+            }
+            Seal::Flushes(seq) if !self.operations.contains_key(&seq) => {
+                self.propose(self.record.with(member), acts);
+                Seal::Proposed
+            }
+            Seal::Told | Seal::Flushes(_) | Seal::Proposed => return,
+        };
+        if let Some(catches_up) = self.peers.get_mut(&member).and_then(|peer| peer.catches_up.as_mut()) {
+            catches_up.seal = next;
+        }
+    }
+
+    /// Whether a member is about to become current: writes wait a moment. Also when it is away by now: the record may
+    /// say that it is current, and it would not have them.
+    fn is_sealing(&self) -> bool {
+        let seals = |peer: &Peer| peer.catches_up.as_ref().is_some_and(|it| it.is_begun && it.todo.is_empty());
+        let joins = |proposal: &ReplicaRecord| proposal.current().any(|member| !self.record.is_current(member));
+        self.peers.values().any(seals) || self.proposal.as_ref().is_some_and(joins)
+    }
+
+    // ---- clients
+
+    /// Blocks for which something is under way.
+    fn busy(&self) -> BTreeSet<DiskBlock> {
+        let block = |operation: &CopyOperation<D>| match operation.kind {
+            Kind::Write { block, .. } | Kind::Copy { block } => Some(block),
+            Kind::Flush { .. } => None,
+        };
+        self.operations.values().filter_map(block).collect()
+    }
+
+    fn admit(&mut self, now_ms: u64, acts: &mut Vec<PrimaryAct<D>>) {
+        let mut waits = VecDeque::new();
+        let (mut busy, mut is_full) = (self.busy(), false);
+        let may_read = self.marking.is_empty() && self.holds_leases(now_ms);
+        let may_write = !self.is_sealing();
+        // What waits keeps its place before later ones for the same block.
+        while let Some((id, request)) = self.held.pop_front() {
+            match request {
+                DiskRequest::Read { block } if may_read && !busy.contains(&block) => {
+                    acts.push(PrimaryAct::Read { id, block })
+                }
+                DiskRequest::Write { block, data } if may_write && !busy.contains(&block) && self.has_room(block) => {
+                    busy.insert(block);
+                    self.start(Kind::Write { id, block, data }, acts);
+                }
+                DiskRequest::Flush => _ = self.start(Kind::Flush { id: Some(id), covers: self.floor() - 1 }, acts),
+                other => {
+                    if let DiskRequest::Write { block, .. } = &other {
+                        is_full |= !self.has_room(*block);
+                        busy.insert(*block);
+                    }
+                    waits.push_back((id, other));
+                }
+            }
+        }
+        self.held = waits;
+        let is_flushing = |one: &CopyOperation<D>| matches!(one.kind, Kind::Flush { covers, .. } if covers > 0);
+        if is_full && !self.operations.values().any(is_flushing) && self.floor() > self.flushed + 1 {
+            self.start(Kind::Flush { id: None, covers: self.floor() - 1 }, acts);
+        }
+    }
+
+    /// In the activity log.
+    fn has_room(&self, block: DiskBlock) -> bool {
+        self.hot.len() < self.layout.hot_extents || self.hot.contains_key(&self.layout.extent_of(block))
+    }
+
+    fn holds_leases(&self, now_ms: u64) -> bool {
+        let mut others = self.record.current().filter(|member| *member != self.me);
+        others.all(|member| self.peers.get(&member).is_some_and(|peer| peer.lease.is_good(now_ms)))
+    }
+}
