@@ -426,10 +426,10 @@ impl World {
             for member in (0..self.nodes.len()).filter(|member| *member != primary) {
                 let is_there = self.links.contains_key(&(primary, epoch, member));
                 let other = self.nodes[member].server.as_ref().filter(|_| self.runs(member)).map(|server| server.life);
-                if let (false, Some(other), true) = (is_there, other, self.hears(primary, member)) {
-                    if self.rng.one_in(20) {
-                        self.connect(primary, epoch, member, (life, other));
-                    }
+                if let (false, Some(other), true) = (is_there, other, self.hears(primary, member))
+                    && self.rng.one_in(20)
+                {
+                    self.connect(primary, epoch, member, (life, other));
                 }
             }
         }
@@ -633,11 +633,8 @@ impl World {
         let pair = (node.min(other), node.max(other));
         match self.rng.below(3000) {
             0..3 => self.kill(node),
-            3..6 if node != other => {
-                if !self.cut.remove(&pair) {
-                    self.cut.insert(pair);
-                }
-            }
+            3..6 if node != other && !self.cut.contains(&pair) => _ = self.cut.insert(pair),
+            3..6 => _ = self.cut.remove(&pair),
             6..9 => self.cut.clear(),
             9..12 => self.nodes[node].stands_until_ms = self.now_ms + self.rng.below(1500),
             12..14 => self.engine_back_ms = self.now_ms + self.rng.below(1500),
