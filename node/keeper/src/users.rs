@@ -143,22 +143,24 @@ mod tests {
     const GROUP: &[u8] =
         b"root:x:0:\ntape:x:26:www-data,ada\nada:x:1001:\ncut:x:5\nhuge:x:70000:ada\naudio:x:29:adam,ada";
 
-    fn found(text: &str) -> Option<(u32, u32, Vec<u32>, Option<Vec<u8>>)> {
+    fn found(text: &str) -> Option<Found> {
         let wanted = Wanted::parse(text);
-        let Found { uid, gid, groups, home } = wanted.found(User::find(PASSWD, wanted.user.as_bytes())?, GROUP)?;
-        Some((uid, gid, groups, home))
+        wanted.found(User::find(PASSWD, wanted.user.as_bytes())?, GROUP)
     }
 
     #[test]
     fn users_and_their_groups_are_found_as_the_files_say() {
-        let home = |path: &str| Some(path.as_bytes().to_vec());
-        assert_eq!(found("ada"), Some((1000, 1001, vec![1001, 26, 29], home("/home/ada"))));
-        assert_eq!(found("ada:tape"), Some((1000, 26, vec![26], home("/home/ada"))));
-        assert_eq!(found("ada:77"), Some((1000, 77, vec![77], home("/home/ada"))));
-        assert_eq!(found("1000:ada"), Some((1000, 1001, vec![1001], home("/home/ada"))));
-        assert_eq!(found("33"), Some((33, 33, vec![33, 26], home("/var/www"))));
-        assert_eq!(found("7"), Some((8, 9, vec![9], None)));
-        assert_eq!(found("500:tape"), Some((500, 26, vec![26], None)));
+        let is = |uid, groups: &[u32], home: &str| {
+            let home = Some(home.as_bytes().to_vec()).filter(|home| !home.is_empty());
+            Some(Found { uid, gid: groups[0], groups: groups.to_vec(), home })
+        };
+        assert_eq!(found("ada"), is(1000, &[1001, 26, 29], "/home/ada"));
+        assert_eq!(found("ada:tape"), is(1000, &[26], "/home/ada"));
+        assert_eq!(found("ada:77"), is(1000, &[77], "/home/ada"));
+        assert_eq!(found("1000:ada"), is(1000, &[1001], "/home/ada"));
+        assert_eq!(found("33"), is(33, &[33, 26], "/var/www"));
+        assert_eq!(found("7"), is(8, &[9], ""));
+        assert_eq!(found("500:tape"), is(500, &[26], ""));
         for nobody in ["", "eve", "huge", "bad", "65536", "# note", "ada:eve", "ada:", "ada:cut", "ada:huge"] {
             assert_eq!(found(nobody), None, "{nobody}");
         }
