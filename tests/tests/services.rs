@@ -214,7 +214,7 @@ fn services_are_added_stopped_started_moved_and_removed() {
         (&["add", "shop", "web", "--", "true"], "there is a service 'web' already"),
         (&["add", "--node", "n9", "shop", "x", "--", "true"], "the container has no node \"n9\""),
         (&["add", "--after", "y", "shop", "x", "--", "true"], "comes after \"y\", which is no service"),
-        (&["add", "--user", "ada", "shop", "x", "--", "true"], "'user' is \"ada\""),
+        (&["add", "--user", "a b", "shop", "x", "--", "true"], "'user' is \"a b\""),
         (&["stop", "shop", "x"], "has no service 'x'"),
         (&["move", "shop", "web/7"], "has no instance 7"),
         (&["move", "--to", "n9", "shop", "web"], "does not span node 'n9'"),

@@ -738,7 +738,7 @@ fn every_shell_gets_a_script_that_asks_us_and_hears_the_commands_that_people_typ
 #[test]
 fn program_that_the_command_line_kept_from_being_reached_has_the_status_of_docker() {
     for arguments in
-        [&["run", "shop"][..], &["run", "--no-such-option", "shop", "true"], &["exec", "-u", "x", "shop", "true"]]
+        [&["run", "shop"][..], &["run", "--no-such-option", "shop", "true"], &["exec", "-u", "x y", "shop", "true"]]
     {
         let output = dvs(None, arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(125), "{arguments:?}");
