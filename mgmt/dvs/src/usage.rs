@@ -205,7 +205,7 @@ mod tests {
             "dvs run",
             "dvs run shop",
             "dvs run --bogus shop true",
-            "dvs --at n1 exec -u x shop true",
+            "dvs --at n1 exec -u a:b:c shop true",
             "dvs attach shop x",
         ] {
             assert_eq!(refused(line).status, 125, "{line}");

@@ -326,9 +326,10 @@ impl Plan {
                 let failed = |(stage, cause)| Failure::new(stage)(cause);
                 let found = wanted.look_up().map_err(failed)?;
                 tell(say.report, &Report::user(found.uid));
-                if self.takes_home {
+                let home = found.home.filter(|_| self.takes_home);
+                if let Some(home) = home.and_then(|home| CString::new([b"HOME=", &home[..]].concat()).ok()) {
                     env.to_mut().retain(|pair| !pair.as_bytes().starts_with(b"HOME="));
-                    env.to_mut().extend(found.home.and_then(|home| CString::new([b"HOME=", &home[..]].concat()).ok()));
+                    env.to_mut().push(home);
                 }
                 become_user(found.uid, &found.groups)
             }
