@@ -5,20 +5,13 @@ mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use histories::rng::seeds;
 use proc_core::journal::CallAnswer;
 use proc_core::order::{ResultBytes, Whom};
 use proc_core::permission::SignalError;
 use world::{Call, World, limits_of};
 
 const TURNS: usize = 20_000;
-
-/// Enough for every change, and what `DVS_TEST_LONG` asks for. `DVS_SEED` runs one again.
-fn seeds(few: u64, many: u64) -> std::ops::Range<u64> {
-    if let Some(seed) = std::env::var("DVS_SEED").ok().and_then(|seed| seed.parse().ok()) {
-        return seed..seed + 1;
-    }
-    0..if std::env::var_os("DVS_TEST_LONG").is_some() { many } else { few }
-}
 
 fn check_call(call: &Call, seed: u64) {
     let says = || format!("seed {seed}: {call:?}");

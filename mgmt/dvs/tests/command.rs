@@ -712,8 +712,10 @@ fn logs_are_copied_as_they_are_each_stream_to_its_own() {
     // A node of an earlier release.
     let daemon = says(200, "line 1\nline 2\n");
     assert_eq!(stdout(&output(&daemon, &["logs", "shop", "65600"])), "line 1\nline 2\n");
-    let refused = output(&daemon, &["logs", "-t", "shop", "65600"]);
-    assert!(refused.status.code() == Some(1) && stderr(&refused).contains("earlier release"), "{refused:?}");
+    for more in [&["-t"][..], &["--since", "10m"], &["--since", "10m", "-o", "json"]] {
+        let refused = output(&daemon, &[&["logs", "shop", "65600"], more].concat());
+        assert!(refused.status.code() == Some(1) && stderr(&refused).contains("earlier release"), "{refused:?}");
+    }
 }
 
 #[test]

@@ -3,17 +3,10 @@
 
 mod world;
 
+use histories::rng::seeds;
 use world::{Broken, World};
 
 const TURNS: u64 = 6_000;
-
-/// Enough for every change, and what `DVS_TEST_LONG` asks for. `DVS_SEED` runs one again.
-fn seeds(few: u64, many: u64) -> std::ops::Range<u64> {
-    if let Some(seed) = std::env::var("DVS_SEED").ok().and_then(|seed| seed.parse().ok()) {
-        return seed..seed + 1;
-    }
-    0..if std::env::var_os("DVS_TEST_LONG").is_some() { many } else { few }
-}
 
 fn run(seed: u64, broken: Option<Broken>) -> Result<World, String> {
     let mut world = World::new(seed, broken);

@@ -2,16 +2,14 @@
 
 #[path = "arq/reconnect.rs"]
 mod reconnect;
-#[path = "sim/seeds.rs"]
-mod seeds;
 
 use std::io::ErrorKind;
 use std::time::Duration;
 
+use histories::rng::seeds;
 use proxy_link::arq::limits::{FAILED_AFTER, LINGER, WINDOW_BYTES};
 use proxy_link::arq::wire::{Dice, Weather, Wire};
 use proxy_link::arq::{Kind, Packet, Ranges, Session, State};
-use seeds::seeds;
 
 const PACKET_BYTES: usize = 1500;
 

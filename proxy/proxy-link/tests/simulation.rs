@@ -12,16 +12,14 @@ mod parting;
 mod party;
 #[path = "sim/pipes.rs"]
 mod pipes;
-#[path = "sim/seeds.rs"]
-mod seeds;
 #[path = "sim/world.rs"]
 mod world;
 
+use histories::rng::seeds;
 use packets::Packets;
 use parting::part;
 use pipes::Pipes;
 use proxy_link::LocalRole;
-use seeds::seeds;
 use world::{Link, Weather, World};
 
 /// Steps in bad weather, then in good weather until everything has arrived.

@@ -6,7 +6,7 @@
 //! models/       what a single copy does: a register with compare-and-set, a race (lock, election)
 //! terms.rs      what watchers of an election were told: one leader in a term, terms that only rise
 //! placement.rs  processes that were seen: a thing runs at most once, epochs grow
-//! rng.rs        the same numbers for the same seed
+//! rng.rs        the same numbers for the same seed, and which seeds a test takes
 //! ```
 //!
 //! No I/O, no clock, no processes: whoever records gives the time. docs/design/robustness.md says who does.

@@ -99,7 +99,8 @@ enum Kind<D> {
     Copy {
         block: DiskBlock,
     },
-    /// Of a client, or its own. Every write up to `covers` was accepted when it began.
+    /// Of a client, or its own. Every write up to `covers` was accepted when it began; 0 where only a member that
+    /// catches up flushes.
     Flush {
         id: Option<u64>,
         covers: u64,
@@ -552,9 +553,10 @@ impl<D: Clone> Primary<D> {
             }
         }
         self.phase = Phase::Settles;
-        let others = self.record.current().count() > 1;
-        for block in recent.into_iter().filter(|_| others) {
-            self.start(Kind::Copy { block }, acts);
+        if self.record.current().count() > 1 {
+            for block in recent {
+                self.start(Kind::Copy { block }, acts);
+            }
         }
     }
 
@@ -607,10 +609,7 @@ impl<D: Clone> Primary<D> {
                 match operation.kind {
                     Kind::Write { id, .. } => acts.push(PrimaryAct::Reply { id, reply: DiskReply::Written }),
                     Kind::Flush { id, covers } => {
-                        // What only a member that catches up flushed is not flushed.
-                        if covers > 0 {
-                            self.flushed = self.flushed.max(covers);
-                        }
+                        self.flushed = self.flushed.max(covers);
                         acts.extend(id.map(|id| PrimaryAct::Reply { id, reply: DiskReply::Flushed }));
                     }
                     Kind::Copy { .. } => {}
@@ -725,13 +724,14 @@ impl<D: Clone> Primary<D> {
             matches!(operation.kind, Kind::Copy { .. }) && operation.also.contains(&member)
         };
         let mut room = COPIES.saturating_sub(self.operations.values().filter(is_copy).count());
+        let mut busy = self.busy();
         while room > 0 {
-            let busy = self.busy();
             let Some(catches_up) = self.peers.get_mut(&member).and_then(|peer| peer.catches_up.as_mut()) else {
                 return;
             };
             let Some(block) = catches_up.todo.iter().copied().find(|block| !busy.contains(block)) else { return };
             catches_up.todo.remove(&block);
+            busy.insert(block);
             let seq = self.next_seq;
             self.next_seq += 1;
             let also = BTreeSet::from([member]);

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use histories::rng::Rng;
+use histories::rng::{Rng, seeds};
 use replica_core::{
     Backup, BackupAct, CopyOperation, Decided, DiskBlock, DiskReply, DiskRequest, Kept, Layout, OperationTicket,
     Primary, PrimaryAct, Replica, ReplicaAnswer, ReplicaMessage, ReplicaRecord, record,
@@ -813,27 +813,14 @@ fn run(seed: u64, nodes: usize, power: Power) -> (u64, u64) {
     (world.answers, world.changes)
 }
 
-fn many(seeds: std::ops::Range<u64>) {
+#[test]
+fn copies_are_one_disk_whatever_fails() {
     let (mut answers, mut changes) = (0, 0);
-    for seed in seeds {
+    for seed in seeds(25, 2500) {
         for (nodes, power) in [(3, Power::OneAtATime), (2, Power::OneAtATime), (3, Power::Any), (2, Power::Any)] {
             let (more, also) = run(seed, nodes, power);
             (answers, changes) = (answers + more, changes + also);
         }
     }
     eprintln!("{answers} answers, {changes} changes of the record");
-}
-
-#[test]
-fn copies_are_one_disk_whatever_fails() {
-    let seeds = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
-    many(seeds.map_or(1..26, |seed| seed..seed + 1));
-}
-
-/// 10,000 worlds of each kind.
-#[test]
-#[ignore = "long: make test-long"]
-fn copies_are_one_disk_in_many_worlds() {
-    let count = std::env::var("COUNT").ok().and_then(|count| count.parse().ok()).unwrap_or(2500);
-    many(1000..1000 + count);
 }

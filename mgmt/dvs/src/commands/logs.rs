@@ -69,6 +69,12 @@ pub fn show(global: &Global, dc: &str, pid: u32, look: &Look) -> Outcome {
     let query = LogQuery { follow: look.follow, tail: look.tail };
     block_on(async {
         let log = daemon.logs(dc, pid, query, look.since).await?;
+        // A daemon of an earlier release leaves nothing out.
+        let needs_times = look.since.is_some() || look.timestamps && global.output != Format::Json;
+        if log.media() == Media::Text && needs_times {
+            return Err(Failure::new("the program runs since an earlier release, whose logs know no times")
+                .hint("without --since and --timestamps; or stop and start the container"));
+        }
         match (global.output, look.timestamps) {
             (Format::Json, _) => tell(log, Objects::default()).await?,
             (Format::Table | Format::Yaml | Format::Name, true) => tell(log, Timed::default()).await?,
@@ -80,10 +86,6 @@ pub fn show(global: &Global, dc: &str, pid: u32, look: &Look) -> Outcome {
 
 async fn tell(mut log: TextStream, mut teller: impl Teller) -> Result<(), Failure> {
     if log.media() == Media::Text {
-        if teller.needs_times() {
-            return Err(Failure::new("the program runs since an earlier release, whose logs know no times")
-                .hint("without --timestamps; or stop and start the container"));
-        }
         while let Some(bytes) = log.next().await? {
             teller.piece(LogPiece { time_ms: None, stream: LogStream::Stdout, text: bytes.to_vec().into() })?;
         }
@@ -98,10 +100,6 @@ async fn tell(mut log: TextStream, mut teller: impl Teller) -> Result<(), Failur
 
 /// How a log is shown.
 trait Teller {
-    fn needs_times(&self) -> bool {
-        false
-    }
-
     fn piece(&mut self, piece: LogPiece) -> Result<(), Failure>;
 
     fn end(&mut self) -> Result<(), Failure> {
@@ -157,10 +155,6 @@ struct Timed {
 }
 
 impl Teller for Timed {
-    fn needs_times(&self) -> bool {
-        true
-    }
-
     fn piece(&mut self, piece: LogPiece) -> Result<(), Failure> {
         let time = piece.time_ms.map_or_else(|| "-".to_owned(), mgmt_api::utc_ms);
         let is_within_line = self.is_within_line.of(piece.stream);

@@ -445,25 +445,22 @@ impl Start {
 /// Starts or attaches on this node: as a stream when the client wants one, else detached.
 async fn begin(api: &Arc<Api>, view: &DcView, incoming: Incoming, start: Start) -> Result<Response<Body>, Failure> {
     refuse_failed(view)?;
-    if matches!(start, Start::Run(..) | Start::Exec(..)) {
+    if start.run().is_some() {
         demand_goes_on(&view.record)?;
     }
-    let keeper = keeper(api, view).await?;
-    let keeper = match start {
-        Start::Run(..) | Start::Exec(..) => {
-            let is_named = start.run().is_some_and(|run| run.user.is_some());
-            blocking(move || match keeper.wait_for_tree(TREE_LIMIT)? {
-                status if is_named && !status.names_users => Err(failure(
-                    ErrorKind::Conflict,
-                    "the container runs since an earlier release, which knows no users by name",
-                    "by number; or stop and start the container",
-                )),
-                _ => Ok(keeper),
-            })
-            .await?
-        }
-        Start::Attach(..) | Start::Resume { .. } => keeper,
-    };
+    let mut keeper = keeper(api, view).await?;
+    if let Some(run) = start.run() {
+        let is_named = run.user.is_some();
+        keeper = blocking(move || match keeper.wait_for_tree(TREE_LIMIT)? {
+            status if is_named && !status.names_users => Err(failure(
+                ErrorKind::Conflict,
+                "the container runs since an earlier release, which knows no users by name",
+                "by number; or stop and start the container",
+            )),
+            _ => Ok(keeper),
+        })
+        .await?;
+    }
     let start = start.in_environment(&view.record.spec.env);
     if let Some(client) = incoming.client {
         let dc = view.record.spec.name.clone();

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use keeper::{KeeperClient, KeeperError, Permit, Refusal, RunStanding};
-use mgmt_api::{Bytes, HealthProbe, ProgramUser, RootFs, RunRequest, ServiceSpec, ServiceState};
+use mgmt_api::{Bytes, HealthProbe, NoUser, ProgramUser, RootFs, RunRequest, ServiceSpec, ServiceState};
 use service_core::life::{FoundRun, InstanceLife, LifeStep};
 use service_core::record::{Staying, may_hold};
 use service_core::restart::RunEnd;
@@ -691,9 +691,9 @@ fn parse(text: &str) -> Option<(Key, bool)> {
 }
 
 fn request(spec: &ServiceSpec) -> RunRequest {
-    // It was checked when it was asked for.
-    let user: ProgramUser = spec.user.as_deref().and_then(|user| user.parse().ok()).unwrap_or_default();
-    let (uid, gid, user) = user.of_request();
+    // It was checked when it was asked for; what the keeper cannot read either, it refuses.
+    let read = |user: &String| user.parse().unwrap_or_else(|NoUser(user)| ProgramUser::Named(user));
+    let (uid, gid, user) = spec.user.as_ref().map(read).unwrap_or_default().of_request();
     RunRequest {
         argv: spec.command.clone(),
         node: None,

@@ -10,7 +10,7 @@ use proxy_link::arq::limits::FAILED_AFTER;
 use proxy_link::arq::wire::{Dice, Weather, Wire};
 use proxy_link::arq::{Packet, Received, Sessions, refusal};
 
-use crate::seeds::seeds;
+use histories::rng::seeds;
 
 const PACKET_BYTES: usize = 1500;
 /// A stream over which nobody says who he is has ended after this time.
