@@ -324,6 +324,12 @@ fn instance_of_a_lost_node_begins_elsewhere_in_time_and_never_runs_twice() {
     let begun = Instant::now();
     cluster.ok(&["dev", "kill", "n3"]);
     await_elsewhere("n3", begun);
+    let there = started(&instance(&cluster, "shop", "one/0"));
+    let refused = cluster.output(&["service", "move", "shop", "one/0", "--to", "n3"]);
+    assert!(!refused.status.success());
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("container 'shop' does not run on node 'n3' now"), "{said}");
+    assert_eq!(started(&instance(&cluster, "shop", "one/0")), there, "it goes on where it is");
     cluster.ok(&["dev", "restart", "n3"]);
     await_ready("n3");
     // Its network is; the program runs on there for a moment, and no longer.

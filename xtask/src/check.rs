@@ -24,6 +24,9 @@ const LONG: &[&str] = &["--include-ignored", "--test-threads=1"];
 /// The longest of all in its long form: begun first, it does not run alone in the end.
 const LONGEST: &str = "kills-";
 
+/// The package that measures a hundred daemons.
+const SCALE: &str = "dvsd";
+
 /// Format, rules, lints, fast tests.
 pub fn check() -> Outcome {
     step("format", || run("cargo", ["fmt", "--all", "--check"]))?;
@@ -58,12 +61,20 @@ pub fn test_long(only: &[&str]) -> Outcome {
     }
     programs.sort_by_key(|program| !program.name().starts_with(LONGEST));
     let (clusters, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| program.package == SYSTEM);
+    let measures_scale = only.is_empty() || only.iter().any(|name| SCALE.starts_with(name));
     let outcomes = [
         step("long system tests", || run_all(clusters.into_iter(), AT_ONCE, LONG)),
         step("long tests", || run_all(others.into_iter(), 1, LONG)),
+        if measures_scale { step("scale, as it is released", scale) } else { Ok(()) },
     ];
     let failed: Vec<String> = outcomes.into_iter().filter_map(Outcome::err).collect();
     if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
+}
+
+/// A hundred daemons on this machine's CPUs: without optimisation they would wait for each other.
+fn scale() -> Outcome {
+    let test = ["test", "--release", "--quiet", "--package", SCALE, "--lib", "--"];
+    run("cargo", test.into_iter().chain(["--ignored", "--nocapture", "--test-threads=1", "api::scale"]))
 }
 
 /// It is a workspace of its own, which nothing else here compiles.

@@ -9,12 +9,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cluster::lease::KeptLease;
-use cluster::{Compare, Engine, EngineError, LeaseId, Op, Outcome};
+use cluster::{Compare, Engine, EngineError, LeaseId, OPS_PER_TRANSACTION_MAX, Op, Outcome};
 use parking_lot::Mutex;
 
 use crate::config::Config;
 use crate::level::{self, LevelError, Newcomer};
-use crate::records::{self, NodeHealth, NodeRecord};
+use crate::records::{self, DcKey, NodeHealth, NodeRecord};
 use crate::transports::{self, Transport};
 
 /// Slow backstop; links notice a dead node in a fraction of it.
@@ -44,6 +44,7 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
     }
     let id = cluster::allocate::number(engine, "node", &config.node, NODE_IDS).map_err(PresenceError::Number)?;
     let epoch = records::raise(engine, &format!("/epochs/node/{}", config.node))?;
+    forget_shares(engine, &config.node)?;
     let own = Newcomer::own(&config.node);
     let record = NodeRecord {
         name: config.node.clone(),
@@ -79,6 +80,15 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
         }
         // The level rose, or another node came: both happen a few times in the life of a cluster.
     }
+}
+
+/// What the daemon before said of containers: its lease may outlive the machine that ran them by seconds, in which
+/// others would take this one for running them.
+fn forget_shares(engine: &dyn Engine, node: &str) -> Result<(), EngineError> {
+    let entries = engine.list(records::DCS)?.entries;
+    let is_own = |key: &str| matches!(records::parse_dc_key(key), Some(DcKey::Share { node: of, .. }) if of == node);
+    let stale: Vec<Op> = entries.into_iter().filter(|it| is_own(&it.key)).map(|it| Op::delete(it.key)).collect();
+    stale.chunks(OPS_PER_TRANSACTION_MAX).try_for_each(|some| engine.transact(&[], some).map(drop))
 }
 
 #[derive(Clone, Debug)]
@@ -219,10 +229,25 @@ fn memory_bytes() -> u64 {
 mod tests {
     use std::sync::mpsc::channel;
 
+    use cluster::Lookup;
     use cluster::local::{LocalConfig, LocalEngine};
     use cluster::steered::{Course, EngineCall, Steered};
 
     use super::*;
+
+    #[test]
+    fn node_that_begins_says_nothing_yet_of_any_container() {
+        let place = tempfile::tempdir_in("/dev/shm").expect("a directory");
+        let config = LocalConfig::new(place.path().join("engine.db"), place.path().join("volatile"));
+        let engine = LocalEngine::open(config).expect("an engine");
+        let keys = [records::dc_key("n1"), records::share_key("n1", "n1"), records::share_key("n1", "n2")];
+        let ops: Vec<Op> = keys.iter().map(|key| Op::put(&**key, b"{}".to_vec())).collect();
+        engine.transact(&[], &ops).expect("written");
+        forget_shares(&engine, "n1").expect("forgotten");
+        let left: Vec<String> =
+            engine.list(records::DCS).expect("listed").entries.into_iter().map(|it| it.key).collect();
+        assert_eq!(left, [keys[0].clone(), keys[2].clone()]);
+    }
 
     #[test]
     fn lease_is_told_while_the_engine_takes_its_time_for_a_report() {

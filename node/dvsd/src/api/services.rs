@@ -10,6 +10,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use cluster::{Compare, Op, Outcome};
 use mgmt_api::{ErrorBody, ErrorKind, MoveRequest, ServiceInfo, ServiceInstance, ServiceSpec, ServiceState};
+use service_core::choose::NodeStanding;
 use service_core::{record, wish};
 
 use super::changes::demand_goes_on;
@@ -108,9 +109,12 @@ pub async fn move_away(
 ) -> Result<Json<ServiceInfo>, Failure> {
     let request: MoveRequest = parse(&read_body(body).await?)?;
     let dc = api.dc(&dc).await?;
-    let (name, nodes) = (dc.record.spec.name.clone(), dc.record.spec.nodes.clone());
-    let of = service.clone();
-    change(&api, &dc, &service, move |view| begin_move(&name, &of, &nodes, &request, &mut view.record)).await?;
+    if let Some(node) = request.node.clone() {
+        let (also, of) = (Arc::clone(&api), dc.clone());
+        blocking(move || demand_ready(&also.context, &of, &node)).await?;
+    }
+    let of = (dc.record.spec.name.clone(), service.clone());
+    change(&api, &dc, &service, move |view| begin_move(&of, &request, &mut view.record)).await?;
     Ok(Json(one(&api, &dc, &service).await?))
 }
 
@@ -148,10 +152,35 @@ pub async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// What would not begin there stays where it is, and is not ended first.
+fn demand_ready(context: &Context, dc: &DcView, node: &String) -> Result<(), Failure> {
+    let (name, nodes) = (&dc.record.spec.name, &dc.record.spec.nodes);
+    if !nodes.contains(node) {
+        let what = format!("container '{name}' does not span node '{node}'");
+        return Err(failure(ErrorKind::BadRequest, what, format!("its nodes are {}", nodes.join(", "))));
+    }
+    if dc.record.desired != Desired::Running {
+        return Ok(());
+    }
+    let sight = Sight::of(context, &mut Seen::default(), &[], Instant::now())?;
+    match sight.standing(dc, node) {
+        NodeStanding::Ready => Ok(()),
+        NodeStanding::Cordoned => {
+            let what = format!("node '{node}' is to get nothing new");
+            Err(failure(ErrorKind::Conflict, what, format!("dvs node uncordon {node}")))
+        }
+        NodeStanding::Away => {
+            let what = format!("container '{name}' does not run on node '{node}' now");
+            Err(ErrorBody::new(ErrorKind::Unavailable, what)
+                .because("the node is away, or comes just now")
+                .hint(format!("again in a moment; dvs node ls, dvs dc inspect {name}"))
+                .into())
+        }
+    }
+}
+
 fn begin_move(
-    dc: &str,
-    service: &str,
-    nodes: &[String],
+    (dc, service): &(String, String),
     request: &MoveRequest,
     record: &mut ServiceRecord,
 ) -> Result<(), ErrorBody> {
@@ -159,10 +188,6 @@ fn begin_move(
         return Err(ErrorBody::new(ErrorKind::Conflict, format!("service '{service}' does not move"))
             .because(format!("its description says that it stands on {pinned}"))
             .hint("without 'node' in its description: dvs service rm and add"));
-    }
-    if let Some(node) = request.node.as_ref().filter(|node| !nodes.contains(node)) {
-        return Err(ErrorBody::new(ErrorKind::BadRequest, format!("container '{dc}' does not span node '{node}'"))
-            .hint(format!("its nodes are {}", nodes.join(", "))));
     }
     let count = record.instances.len();
     if let Some(index) = request.instance.filter(|index| *index as usize >= count) {

@@ -117,7 +117,8 @@ impl Sight {
         self.alive.iter().any(|alive| alive == node) && !self.fenced.iter().any(|fenced| fenced == node)
     }
 
-    fn standing(&self, dc: &DcView, node: &str) -> NodeStanding {
+    /// Whether it can be given something of this container now.
+    pub fn standing(&self, dc: &DcView, node: &str) -> NodeStanding {
         let knows = self.members.get(node).is_some_and(|member| member.services);
         let share = dc.shares.get(node).filter(|share| share.generation == dc.record.generation);
         let runs = share.is_some_and(|share| share.share.phase == DcPhase::Running);
