@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::lease::Promised;
 use crate::message::{Recent, ReplicaAnswer, ReplicaMessage};
 use crate::record::{CopyMark, Replica};
-use crate::{DiskBlock, Extent, Layout};
+use crate::{BlockRange, Extent, Layout, Ranges};
 
 /// What lies beside a copy. Kept as a whole: after a loss of power it is the one before or this.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -17,8 +17,8 @@ pub struct Kept {
     pub fence: u32,
     /// The activity log.
     pub hot: BTreeSet<Extent>,
-    /// What each member that is behind misses, but for what is in the activity log.
-    pub behind: BTreeMap<Replica, BTreeSet<Extent>>,
+    /// The extents that each member that is behind misses, but for what is in the activity log.
+    pub behind: BTreeMap<Replica, Ranges>,
 }
 
 /// Names an operation until it is done.
@@ -30,7 +30,7 @@ pub enum CopyOperation<D> {
     /// Durable when it is done.
     Keep(Kept),
     Write {
-        block: DiskBlock,
+        range: BlockRange,
         data: D,
     },
     /// All that was written before it began is durable when it is done.
@@ -51,7 +51,7 @@ pub enum BackupAct<D> {
 enum Then<D> {
     Answer(u32, ReplicaAnswer),
     Welcome(u32),
-    Write { epoch: u32, seq: u64, block: DiskBlock, data: D },
+    Write { epoch: u32, seq: u64, range: BlockRange, data: D },
 }
 
 /// A member's side.
@@ -73,7 +73,7 @@ pub struct Backup<D> {
     next_ticket: u64,
     /// Of extents in the activity log that were written in this life: by whom and when last.
     last: BTreeMap<Extent, (u32, u64)>,
-    recent: BTreeMap<(u32, u64), DiskBlock>,
+    recent: BTreeMap<(u32, u64), BlockRange>,
     /// Nothing was written since it began: what was recent before is known by extents alone.
     began: bool,
     is_doubtful: bool,
@@ -131,17 +131,17 @@ impl<D: Clone> Backup<D> {
         self.wanted.fence = epoch;
         match message {
             ReplicaMessage::Hello => self.after_keeping(is_new, Then::Welcome(epoch), &mut todo),
-            ReplicaMessage::Write { seq, floor, flushed, block, data } => {
+            ReplicaMessage::Write { seq, floor, flushed, range, data } => {
                 // Whoever writes has settled: what was before is the same everywhere, and durable.
                 self.began = false;
                 self.recent.retain(|(of, seq), _| *of == epoch && *seq >= floor);
                 self.forget_flushed(epoch, flushed);
                 for missing in self.wanted.behind.values_mut() {
-                    missing.insert(self.layout.extent_of(block));
+                    self.layout.extents_of(range).for_each(|extent| missing.insert_one(extent.0));
                 }
-                self.write(epoch, seq, block, data, is_new, &mut todo);
+                self.write(epoch, seq, range, data, is_new, &mut todo);
             }
-            ReplicaMessage::Copy { seq, block, data } => self.write(epoch, seq, block, data, is_new, &mut todo),
+            ReplicaMessage::Copy { seq, range, data } => self.write(epoch, seq, range, data, is_new, &mut todo),
             ReplicaMessage::Flush { seq } => {
                 let ticket = self.ticket();
                 self.under_way.insert(ticket, Then::Answer(epoch, ReplicaAnswer::Durable { seq }));
@@ -192,17 +192,18 @@ impl<D: Clone> Backup<D> {
         OperationTicket(self.next_ticket)
     }
 
-    fn write(&mut self, epoch: u32, seq: u64, block: DiskBlock, data: D, is_new: bool, todo: &mut Vec<BackupAct<D>>) {
-        let extent = self.layout.extent_of(block);
+    fn write(&mut self, epoch: u32, seq: u64, range: BlockRange, data: D, is_new: bool, todo: &mut Vec<BackupAct<D>>) {
         // What a member that catches up misses is known to the others; what it had on its own account stays known.
         let mut must_keep = is_new;
         if self.is_whole() {
-            self.recent.insert((epoch, seq), block);
-            self.last.insert(extent, (epoch, seq));
-            self.wanted.hot.insert(extent);
-            must_keep |= !self.kept.hot.contains(&extent);
+            self.recent.insert((epoch, seq), range);
+            for extent in self.layout.extents_of(range) {
+                self.last.insert(extent, (epoch, seq));
+                self.wanted.hot.insert(extent);
+                must_keep |= !self.kept.hot.contains(&extent);
+            }
         }
-        self.after_keeping(must_keep, Then::Write { epoch, seq, block, data }, todo);
+        self.after_keeping(must_keep, Then::Write { epoch, seq, range, data }, todo);
     }
 
     /// What is durable everywhere need not be in the activity log; what others miss of it is kept before it goes.
@@ -216,7 +217,7 @@ impl<D: Clone> Backup<D> {
         let forgotten: Vec<Extent> = self.wanted.hot.iter().copied().filter(|extent| !is_hot(extent)).collect();
         self.wanted.hot.retain(is_hot);
         for missing in self.wanted.behind.values_mut() {
-            missing.extend(&forgotten);
+            forgotten.iter().for_each(|extent| missing.insert_one(extent.0));
         }
         self.last.retain(|_, (of, seq)| *of == epoch && *seq > flushed);
     }
@@ -253,18 +254,24 @@ impl<D: Clone> Backup<D> {
             Then::Write { epoch, .. } if epoch < self.wanted.fence => {
                 todo.push(BackupAct::Answer(epoch, ReplicaAnswer::Outdated { epoch: self.wanted.fence }));
             }
-            Then::Write { epoch, seq, block, data } => {
+            Then::Write { epoch, seq, range, data } => {
                 let ticket = self.ticket();
                 self.under_way.insert(ticket, Then::Answer(epoch, ReplicaAnswer::Accepted { seq }));
-                todo.push(BackupAct::Do(ticket, CopyOperation::Write { block, data }));
+                todo.push(BackupAct::Do(ticket, CopyOperation::Write { range, data }));
             }
         }
     }
 
     fn welcome(&self) -> ReplicaAnswer {
         let hot = self.wanted.hot.clone();
-        let blocks = || self.recent.values().copied().collect();
-        let recent = if self.began { Recent::Extents(hot.clone()) } else { Recent::Blocks(blocks()) };
+        let recent = match self.began {
+            true => Recent::Extents(hot.clone()),
+            false => {
+                let mut blocks = Ranges::default();
+                self.recent.values().for_each(|range| blocks.insert_blocks(*range));
+                Recent::Blocks(blocks)
+            }
+        };
         ReplicaAnswer::Welcome {
             mark: self.wanted.mark,
             is_doubtful: self.is_doubtful,

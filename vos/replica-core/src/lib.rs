@@ -15,21 +15,19 @@ mod backup;
 pub mod lease;
 mod message;
 mod primary;
+mod ranges;
 pub mod record;
 
 pub use backup::{Backup, BackupAct, CopyOperation, Kept, OperationTicket};
 pub use message::{Recent, ReplicaAnswer, ReplicaMessage};
 pub use primary::{Decided, DiskReply, DiskRequest, Primary, PrimaryAct};
+pub use ranges::{BlockRange, Ranges};
 pub use record::{CopyMark, Replica, ReplicaRecord, ReplicaStanding};
 
 /// Blocks of an extent: of 4 KiB each, 1 MiB.
 pub const EXTENT_BLOCKS: u64 = 256;
 /// Extents that may differ between members after a crash.
 pub const HOT_EXTENTS: usize = 64;
-
-/// Number of a block of the disk.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct DiskBlock(pub u64);
 
 /// What is remembered about changes has this grain.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -50,17 +48,25 @@ impl Layout {
         Layout { blocks, extent_blocks: EXTENT_BLOCKS, hot_extents: HOT_EXTENTS }
     }
 
-    pub fn extent_of(&self, block: DiskBlock) -> Extent {
-        Extent(block.0 / self.extent_blocks.max(1))
-    }
-
-    pub fn blocks_of(&self, extent: Extent) -> impl Iterator<Item = DiskBlock> + use<> {
+    pub fn extents_of(&self, range: BlockRange) -> impl Iterator<Item = Extent> + use<> {
         let each = self.extent_blocks.max(1);
-        let begin = extent.0.saturating_mul(each);
-        (begin..begin.saturating_add(each).min(self.blocks)).map(DiskBlock)
+        (range.first / each..range.end().div_ceil(each)).map(Extent)
     }
 
-    pub fn extents(&self) -> impl Iterator<Item = Extent> + use<> {
-        (0..self.blocks.div_ceil(self.extent_blocks.max(1))).map(Extent)
+    pub fn blocks_of(&self, extent: Extent) -> Ranges {
+        let mut blocks = Ranges::default();
+        self.add_blocks(&mut blocks, extent.0, extent.0.saturating_add(1));
+        blocks
+    }
+
+    /// Of extents that lie side by side.
+    fn add_blocks(&self, to: &mut Ranges, first: u64, end: u64) {
+        let each = self.extent_blocks.max(1);
+        to.insert(first.saturating_mul(each), end.saturating_mul(each).min(self.blocks));
+    }
+
+    /// How many there are; their numbers begin with 0.
+    pub fn extents(&self) -> u64 {
+        self.blocks.div_ceil(self.extent_blocks.max(1))
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::record::{CopyMark, Replica};
-use crate::{DiskBlock, Extent};
+use crate::{BlockRange, Extent, Ranges};
 
 /// From the primary. All of it may be said again.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -16,15 +16,15 @@ pub enum ReplicaMessage<D> {
         floor: u64,
         /// Every write up to it is durable on all.
         flushed: u64,
-        block: DiskBlock,
+        range: BlockRange,
         data: D,
     },
     /// Of what it misses, or of what members may have differently.
-    Copy { seq: u64, block: DiskBlock, data: D },
+    Copy { seq: u64, range: BlockRange, data: D },
     /// All that was answered before is made durable.
     Flush { seq: u64 },
-    /// Its mark, and for each member that is behind what that one misses.
-    Mark { generation: u64, whole: bool, behind: BTreeMap<Replica, BTreeSet<Extent>> },
+    /// Its mark, and for each member that is behind the extents that it misses.
+    Mark { generation: u64, whole: bool, behind: BTreeMap<Replica, Ranges> },
     /// The answer lets reads be answered; `asked_ms` comes back.
     Lease { asked_ms: u64 },
 }
@@ -39,8 +39,8 @@ pub enum ReplicaAnswer {
         recent: Recent,
         /// What is in its activity log.
         hot: BTreeSet<Extent>,
-        /// What others miss, as far as it knows.
-        behind: BTreeMap<Replica, BTreeSet<Extent>>,
+        /// The extents that others miss, as far as it knows.
+        behind: BTreeMap<Replica, Ranges>,
     },
     /// A write or a copy.
     Accepted {
@@ -65,7 +65,7 @@ pub enum ReplicaAnswer {
 /// Where writes went that were perhaps not accepted by all.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Recent {
-    Blocks(BTreeSet<DiskBlock>),
+    Blocks(Ranges),
     /// It began since then, and only knows this much.
     Extents(BTreeSet<Extent>),
 }

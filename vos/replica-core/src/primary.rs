@@ -8,21 +8,22 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::lease::Lease;
 use crate::message::{Recent, ReplicaAnswer, ReplicaMessage};
 use crate::record::{CopyMark, CopyVerdict, Replica, ReplicaRecord, ReplicaStanding, judge};
-use crate::{DiskBlock, Extent, Layout};
+use crate::{BlockRange, Extent, Layout, Ranges};
 
 /// So long a current member may be away before it is left behind.
 pub const AWAY_MS: u64 = 300;
-/// Copies under way to each member that catches up.
+/// Copies under way to each member that catches up, and blocks of each.
 const COPIES: usize = 8;
+const COPY_BLOCKS: u32 = 64;
 
 /// What a client asks; `id` names it in the answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DiskRequest<D> {
     Read {
-        block: DiskBlock,
+        range: BlockRange,
     },
     Write {
-        block: DiskBlock,
+        range: BlockRange,
         data: D,
     },
     /// All that was acknowledged before survives loss of power.
@@ -51,12 +52,12 @@ pub enum PrimaryAct<D> {
     Copy {
         to: Replica,
         seq: u64,
-        block: DiskBlock,
+        range: BlockRange,
     },
     /// The block is read from the own copy for a client, now.
     Read {
         id: u64,
-        block: DiskBlock,
+        range: BlockRange,
     },
     Reply {
         id: u64,
@@ -93,11 +94,11 @@ enum Phase {
 enum Kind<D> {
     Write {
         id: u64,
-        block: DiskBlock,
+        range: BlockRange,
         data: D,
     },
     Copy {
-        block: DiskBlock,
+        range: BlockRange,
     },
     /// Of a client, or its own. Every write up to `covers` was accepted when it began; 0 where only a member that
     /// catches up flushes.
@@ -133,9 +134,9 @@ struct Peer {
 struct Welcome {
     mark: Option<CopyMark>,
     is_doubtful: bool,
-    recent: BTreeSet<DiskBlock>,
+    recent: Ranges,
     hot: BTreeSet<Extent>,
-    behind: BTreeMap<Replica, BTreeSet<Extent>>,
+    behind: BTreeMap<Replica, Ranges>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -144,7 +145,7 @@ struct CatchUp {
     generation: u64,
     /// It is marked as no whole one.
     is_begun: bool,
-    todo: BTreeSet<DiskBlock>,
+    todo: Ranges,
     seal: Seal,
 }
 
@@ -176,7 +177,7 @@ pub struct Primary<D> {
     flushed: u64,
     /// Extents with writes that are not, by the last one.
     hot: BTreeMap<Extent, u64>,
-    behind: BTreeMap<Replica, BTreeSet<Extent>>,
+    behind: BTreeMap<Replica, Ranges>,
     proposal: Option<ReplicaRecord>,
     /// Members whose mark of the record's generation is not there yet: nothing is acknowledged meanwhile.
     marking: BTreeSet<Replica>,
@@ -296,7 +297,9 @@ impl<D: Clone> Primary<D> {
                 let recent = match recent {
                     Recent::Blocks(blocks) => blocks,
                     Recent::Extents(extents) => {
-                        extents.iter().flat_map(|extent| self.layout.blocks_of(*extent)).collect()
+                        let mut blocks = Ranges::default();
+                        extents.iter().for_each(|extent| blocks.extend(&self.layout.blocks_of(*extent)));
+                        blocks
                     }
                 };
                 self.welcomed(member, Welcome { mark, is_doubtful, recent, hot, behind }, &mut acts);
@@ -360,14 +363,14 @@ impl<D: Clone> Primary<D> {
 
     fn say(&self, member: Replica, seq: u64, kind: &Kind<D>, acts: &mut Vec<PrimaryAct<D>>) {
         match kind {
-            Kind::Write { block, data, .. } => {
+            Kind::Write { range, data, .. } => {
                 let (floor, flushed) = (self.floor(), self.flushed);
                 acts.push(PrimaryAct::Send(
                     member,
-                    ReplicaMessage::Write { seq, floor, flushed, block: *block, data: data.clone() },
+                    ReplicaMessage::Write { seq, floor, flushed, range: *range, data: data.clone() },
                 ));
             }
-            Kind::Copy { block } => acts.push(PrimaryAct::Copy { to: member, seq, block: *block }),
+            Kind::Copy { range } => acts.push(PrimaryAct::Copy { to: member, seq, range: *range }),
             Kind::Flush { .. } => acts.push(PrimaryAct::Send(member, ReplicaMessage::Flush { seq })),
         }
     }
@@ -396,13 +399,12 @@ impl<D: Clone> Primary<D> {
             self.peers.entry(*member).or_insert_with(|| Peer { away_since_ms: Some(now_ms), ..Peer::default() });
         }
         for member in left {
-            let missing: BTreeSet<Extent> = self.hot.keys().copied().collect();
-            self.behind.entry(member).or_default().extend(missing);
+            let missing = self.behind.entry(member).or_default();
+            self.hot.keys().for_each(|extent| missing.insert_one(extent.0));
             if let Some(peer) = self.peers.get_mut(&member) {
                 peer.lease = Lease::default();
-                if let Some(welcome) = &peer.welcome {
-                    self.behind.entry(member).or_default().extend(&welcome.hot);
-                }
+                let welcome = peer.welcome.iter();
+                welcome.flat_map(|welcome| &welcome.hot).for_each(|extent| missing.insert_one(extent.0));
             }
         }
         for member in joined {
@@ -540,12 +542,13 @@ impl<D: Clone> Primary<D> {
         let welcomes: Vec<&Welcome> =
             current.iter().filter_map(|member| self.peers.get(member)?.welcome.as_ref()).collect();
         let hot: BTreeSet<Extent> = welcomes.iter().flat_map(|welcome| welcome.hot.iter().copied()).collect();
-        let recent: BTreeSet<DiskBlock> = welcomes.iter().flat_map(|welcome| welcome.recent.iter().copied()).collect();
+        let mut recent = Ranges::default();
+        welcomes.iter().for_each(|welcome| recent.extend(&welcome.recent));
         // Who is in no map left in this moment: nothing was acknowledged without it but what is in an activity log.
         for member in self.record.behind() {
             let missing = self.behind.entry(member).or_default();
-            missing.extend(&hot);
-            missing.extend(welcomes.iter().filter_map(|welcome| welcome.behind.get(&member)).flatten());
+            hot.iter().for_each(|extent| missing.insert_one(extent.0));
+            welcomes.iter().filter_map(|welcome| welcome.behind.get(&member)).for_each(|more| missing.extend(more));
         }
         for member in current {
             if let Some(peer) = self.peers.get_mut(&member) {
@@ -554,8 +557,9 @@ impl<D: Clone> Primary<D> {
         }
         self.phase = Phase::Settles;
         if self.record.current().count() > 1 {
-            for block in recent {
-                self.start(Kind::Copy { block }, acts);
+            while let Some(range) = recent.first_beside(&Ranges::default(), COPY_BLOCKS) {
+                recent.remove(range.first, range.end());
+                self.start(Kind::Copy { range }, acts);
             }
         }
     }
@@ -569,10 +573,11 @@ impl<D: Clone> Primary<D> {
         match &kind {
             // The own copy is what is copied.
             Kind::Copy { .. } => _ = awaits.remove(&self.me),
-            Kind::Write { block, .. } => {
-                let extent = self.layout.extent_of(*block);
-                self.hot.insert(extent, seq);
-                self.behind.values_mut().for_each(|missing| _ = missing.insert(extent));
+            Kind::Write { range, .. } => {
+                for extent in self.layout.extents_of(*range) {
+                    self.hot.insert(extent, seq);
+                    self.behind.values_mut().for_each(|missing| missing.insert_one(extent.0));
+                }
                 let takes = |peer: &Peer| peer.catches_up.as_ref().is_some_and(|it| it.is_begun);
                 also.extend(self.peers.iter().filter(|one| takes(one.1)).map(|one| *one.0));
             }
@@ -685,11 +690,11 @@ impl<D: Clone> Primary<D> {
         let missing = self.behind.entry(member).or_default();
         let generation = match judge(&self.record, member, welcome.mark.as_ref()) {
             CopyVerdict::CatchesUp => {
-                missing.extend(&welcome.hot);
+                welcome.hot.iter().for_each(|extent| missing.insert_one(extent.0));
                 since.unwrap_or(0)
             }
             CopyVerdict::CopyAll => {
-                missing.extend(self.layout.extents());
+                missing.insert(0, self.layout.extents());
                 0
             }
             CopyVerdict::Current | CopyVerdict::Lagging | CopyVerdict::Refused(_) => return,
@@ -715,7 +720,7 @@ impl<D: Clone> Primary<D> {
             catches_up.seal = Seal::Knows;
         }
         if !std::mem::replace(&mut catches_up.is_begun, true) {
-            catches_up.todo = missing.into_iter().flat_map(|extent| layout.blocks_of(extent)).collect();
+            missing.iter().for_each(|(first, end)| layout.add_blocks(&mut catches_up.todo, first, end));
         }
     }
 
@@ -729,14 +734,14 @@ impl<D: Clone> Primary<D> {
             let Some(catches_up) = self.peers.get_mut(&member).and_then(|peer| peer.catches_up.as_mut()) else {
                 return;
             };
-            let Some(block) = catches_up.todo.iter().copied().find(|block| !busy.contains(block)) else { return };
-            catches_up.todo.remove(&block);
-            busy.insert(block);
+            let Some(range) = catches_up.todo.first_beside(&busy, COPY_BLOCKS) else { return };
+            catches_up.todo.remove(range.first, range.end());
+            busy.insert_blocks(range);
             let seq = self.next_seq;
             self.next_seq += 1;
             let also = BTreeSet::from([member]);
             let operation =
-                CopyOperation { kind: Kind::Copy { block }, awaits: BTreeSet::new(), also, is_replied: false };
+                CopyOperation { kind: Kind::Copy { range }, awaits: BTreeSet::new(), also, is_replied: false };
             self.begin_operation(seq, operation, acts);
             room -= 1;
         }
@@ -788,12 +793,14 @@ impl<D: Clone> Primary<D> {
     // ---- clients
 
     /// Blocks for which something is under way.
-    fn busy(&self) -> BTreeSet<DiskBlock> {
-        let block = |operation: &CopyOperation<D>| match operation.kind {
-            Kind::Write { block, .. } | Kind::Copy { block } => Some(block),
-            Kind::Flush { .. } => None,
-        };
-        self.operations.values().filter_map(block).collect()
+    fn busy(&self) -> Ranges {
+        let mut busy = Ranges::default();
+        for operation in self.operations.values() {
+            if let Kind::Write { range, .. } | Kind::Copy { range } = operation.kind {
+                busy.insert_blocks(range);
+            }
+        }
+        busy
     }
 
     fn admit(&mut self, now_ms: u64, acts: &mut Vec<PrimaryAct<D>>) {
@@ -804,18 +811,18 @@ impl<D: Clone> Primary<D> {
         // What waits keeps its place before later ones for the same block.
         while let Some((id, request)) = self.held.pop_front() {
             match request {
-                DiskRequest::Read { block } if may_read && !busy.contains(&block) => {
-                    acts.push(PrimaryAct::Read { id, block })
+                DiskRequest::Read { range } if may_read && !busy.overlaps(range) => {
+                    acts.push(PrimaryAct::Read { id, range })
                 }
-                DiskRequest::Write { block, data } if may_write && !busy.contains(&block) && self.has_room(block) => {
-                    busy.insert(block);
-                    self.start(Kind::Write { id, block, data }, acts);
+                DiskRequest::Write { range, data } if may_write && !busy.overlaps(range) && self.has_room(range) => {
+                    busy.insert_blocks(range);
+                    self.start(Kind::Write { id, range, data }, acts);
                 }
                 DiskRequest::Flush => _ = self.start(Kind::Flush { id: Some(id), covers: self.floor() - 1 }, acts),
                 other => {
-                    if let DiskRequest::Write { block, .. } = &other {
-                        is_full |= !self.has_room(*block);
-                        busy.insert(*block);
+                    if let DiskRequest::Write { range, .. } = &other {
+                        is_full |= !self.has_room(*range);
+                        busy.insert_blocks(*range);
                     }
                     waits.push_back((id, other));
                 }
@@ -829,8 +836,9 @@ impl<D: Clone> Primary<D> {
     }
 
     /// In the activity log.
-    fn has_room(&self, block: DiskBlock) -> bool {
-        self.hot.len() < self.layout.hot_extents || self.hot.contains_key(&self.layout.extent_of(block))
+    fn has_room(&self, range: BlockRange) -> bool {
+        let more = self.layout.extents_of(range).filter(|extent| !self.hot.contains_key(extent)).count();
+        more == 0 || self.hot.len() + more <= self.layout.hot_extents
     }
 
     fn holds_leases(&self, now_ms: u64) -> bool {

@@ -1,18 +1,19 @@
 //! Primaries and backups as they are, in a world that a seed decides: links that delay and are cut, servers that are
 //! killed, nodes that stand still, lose power or are lost for good, an engine that is away.
 //!
-//! Clients of each node read all blocks, and write those that are theirs, each with rising numbers: so what a read may
-//! answer is known from when it began and ended. In the end all is healed, and all copies are equal.
+//! Clients of each node read all blocks, and write those that are theirs, some at a time, each with rising numbers: so
+//! what a read may answer is known from when it began and ended. In the end all is healed, and all copies are equal.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use histories::rng::{Rng, seeds};
 use replica_core::{
-    Backup, BackupAct, CopyOperation, Decided, DiskBlock, DiskReply, DiskRequest, Kept, Layout, OperationTicket,
+    Backup, BackupAct, BlockRange, CopyOperation, Decided, DiskReply, DiskRequest, Kept, Layout, OperationTicket,
     Primary, PrimaryAct, Replica, ReplicaAnswer, ReplicaMessage, ReplicaRecord, record,
 };
 
-type Data = u64;
+/// A number for each block.
+type Data = Vec<u64>;
 
 const LAYOUT: Layout = Layout { blocks: 24, extent_blocks: 4, hot_extents: 3 };
 const SET: u64 = 77;
@@ -37,29 +38,36 @@ enum Power {
 #[derive(Clone, Copy, Default, Debug)]
 struct Cell {
     version: u64,
-    value: Data,
+    value: u64,
 }
 
 /// A copy: what readers see, and what survives loss of power.
 #[derive(Clone, Default)]
 struct Disk {
-    seen: BTreeMap<DiskBlock, Cell>,
-    durable: BTreeMap<DiskBlock, Cell>,
+    seen: BTreeMap<u64, Cell>,
+    durable: BTreeMap<u64, Cell>,
     kept: Kept,
     writes: u64,
 }
 
 impl Disk {
-    fn value(&self, block: DiskBlock) -> Data {
+    fn value(&self, block: u64) -> u64 {
         self.seen.get(&block).map_or(0, |cell| cell.value)
     }
 
-    fn write(&mut self, block: DiskBlock, value: Data) {
-        self.writes += 1;
-        self.seen.insert(block, Cell { version: self.writes, value });
+    fn values(&self, range: BlockRange) -> Data {
+        (range.first..range.end()).map(|block| self.value(block)).collect()
     }
 
-    fn make_durable(&mut self, what: &BTreeMap<DiskBlock, Cell>) {
+    fn write(&mut self, range: BlockRange, data: &Data) {
+        assert_eq!(data.len(), range.count as usize);
+        self.writes += 1;
+        for (block, value) in (range.first..).zip(data) {
+            self.seen.insert(block, Cell { version: self.writes, value: *value });
+        }
+    }
+
+    fn make_durable(&mut self, what: &BTreeMap<u64, Cell>) {
         for (block, cell) in what {
             let durable = self.durable.entry(*block).or_default();
             if cell.version > durable.version {
@@ -70,7 +78,7 @@ impl Disk {
 
     fn lose_power(&mut self, rng: &mut Rng) {
         // Any part of what was not flushed may be there.
-        let reached: BTreeMap<DiskBlock, Cell> =
+        let reached: BTreeMap<u64, Cell> =
             self.seen.iter().filter(|_| rng.one_in(2)).map(|(block, cell)| (*block, *cell)).collect();
         self.make_durable(&reached);
         self.seen = self.durable.clone();
@@ -79,8 +87,8 @@ impl Disk {
 
 enum Underway {
     Keep(Kept),
-    Write(DiskBlock, Data),
-    Flush(BTreeMap<DiskBlock, Cell>),
+    Write(BlockRange, Data),
+    Flush(BTreeMap<u64, Cell>),
 }
 
 struct Server {
@@ -117,10 +125,10 @@ struct Link {
     broken_until_ms: Option<u64>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Asked {
-    Read(DiskBlock),
-    Write(DiskBlock, Data),
+    Read(BlockRange),
+    Write(BlockRange, Data),
     Flush,
 }
 
@@ -129,9 +137,9 @@ struct Pending {
     asked: Asked,
     begun_ms: u64,
     /// What a read must at least answer.
-    least: Data,
+    least: Vec<u64>,
     /// What was acknowledged when a flush began.
-    acknowledged: Vec<Data>,
+    acknowledged: Vec<u64>,
     /// Who has it, and since when.
     at: Option<(usize, u64, u64)>,
 }
@@ -152,10 +160,10 @@ struct World {
     next_request: u64,
     next_life: u64,
     /// Of each block: the newest that was asked to be written, acknowledged, read, flushed.
-    written: Vec<Data>,
-    acknowledged: Vec<Data>,
-    read: Vec<Data>,
-    flushed: Vec<Data>,
+    written: Vec<u64>,
+    acknowledged: Vec<u64>,
+    read: Vec<u64>,
+    flushed: Vec<u64>,
     answers: u64,
     changes: u64,
     /// Who should be primary instead.
@@ -247,7 +255,7 @@ impl World {
             let (_, ticket, what) = server.operations.remove(at);
             match what {
                 Underway::Keep(kept) => it.disk.kept = kept,
-                Underway::Write(block, data) => it.disk.write(block, data),
+                Underway::Write(range, data) => it.disk.write(range, &data),
                 Underway::Flush(seen) => it.disk.make_durable(&seen),
             }
             todo.extend(server.backup.done(ticket));
@@ -294,7 +302,7 @@ impl World {
                     let disk = &self.nodes[node].disk;
                     let what = match operation {
                         CopyOperation::Keep(kept) => Underway::Keep(kept),
-                        CopyOperation::Write { block, data } => Underway::Write(block, data),
+                        CopyOperation::Write { range, data } => Underway::Write(range, data),
                         CopyOperation::Flush => Underway::Flush(disk.seen.clone()),
                     };
                     if let Some(server) = &mut self.nodes[node].server {
@@ -326,13 +334,13 @@ impl World {
             };
             match act {
                 PrimaryAct::Send(member, message) => self.send(node, epoch, member, message),
-                PrimaryAct::Copy { to, seq, block } => {
-                    let data = self.nodes[node].disk.value(block);
-                    self.send(node, epoch, to, ReplicaMessage::Copy { seq, block, data });
+                PrimaryAct::Copy { to, seq, range } => {
+                    let data = self.nodes[node].disk.values(range);
+                    self.send(node, epoch, to, ReplicaMessage::Copy { seq, range, data });
                 }
-                PrimaryAct::Read { id, block } => {
-                    let value = self.nodes[node].disk.value(block);
-                    self.answered(id, node, Some(value));
+                PrimaryAct::Read { id, range } => {
+                    let values = self.nodes[node].disk.values(range);
+                    self.answered(id, node, Some(values));
                 }
                 PrimaryAct::Reply { id, reply: DiskReply::Written | DiskReply::Flushed } => {
                     self.answered(id, node, None)
@@ -534,26 +542,32 @@ impl World {
         let now_ms = self.now_ms;
         let clients = self.nodes.len();
         for client in 0..clients {
-            let busy = |block: DiskBlock, requests: &BTreeMap<u64, Pending>| {
-                requests.values().any(|it| matches!(it.asked, Asked::Write(of, _) if of == block))
-            };
             if self.requests.values().filter(|it| it.client == client).count() >= 4 || !self.rng.one_in(4) {
                 continue;
             }
-            let block = DiskBlock(self.rng.below(LAYOUT.blocks));
-            let is_own = block.0 as usize % clients == client;
+            let own_blocks = LAYOUT.blocks / clients as u64;
+            let own_first = own_blocks * client as u64;
             let asked = match self.rng.below(10) {
                 0 => Asked::Flush,
-                1..=5 if is_own && !busy(block, &self.requests) && !self.is_calm => {
-                    self.written[block.0 as usize] += 1;
-                    Asked::Write(block, self.written[block.0 as usize])
+                1..=5 if !self.is_calm => {
+                    let range = some_of(&mut self.rng, own_first, own_first + own_blocks);
+                    let is_under_way = |it: &Pending| matches!(&it.asked, Asked::Write(of, _) if of.first < range.end() && range.first < of.end());
+                    if self.requests.values().any(is_under_way) {
+                        continue;
+                    }
+                    let written = &mut self.written[range.first as usize..range.end() as usize];
+                    written.iter_mut().for_each(|number| *number += 1);
+                    Asked::Write(range, written.to_vec())
                 }
-                _ => Asked::Read(block),
+                _ => Asked::Read(some_of(&mut self.rng, 0, LAYOUT.blocks)),
             };
             self.next_request += 1;
-            let least = match asked {
-                Asked::Read(block) => self.acknowledged[block.0 as usize].max(self.read[block.0 as usize]),
-                Asked::Write(..) | Asked::Flush => 0,
+            let least = match &asked {
+                Asked::Read(range) => {
+                    let blocks = range.first as usize..range.end() as usize;
+                    blocks.map(|block| self.acknowledged[block].max(self.read[block])).collect()
+                }
+                Asked::Write(..) | Asked::Flush => Vec::new(),
             };
             let acknowledged = if matches!(asked, Asked::Flush) { self.acknowledged.clone() } else { Vec::new() };
             let pending = Pending { client, asked, begun_ms: now_ms, least, acknowledged, at: None };
@@ -563,7 +577,7 @@ impl World {
         let ids: Vec<u64> = self.requests.keys().copied().collect();
         for id in ids {
             let Some(pending) = self.requests.get(&id) else { continue };
-            let (client, asked) = (pending.client, pending.asked);
+            let (client, asked) = (pending.client, pending.asked.clone());
             let is_waiting = pending.at.is_some_and(|(node, life, since)| {
                 let same = self.nodes[node].server.as_ref().is_some_and(|it| it.life == life && it.primary.is_some());
                 same && now_ms < since + CLIENT_PATIENCE_MS
@@ -578,8 +592,8 @@ impl World {
             }
             let Some(life) = self.nodes[known].server.as_ref().map(|server| server.life) else { continue };
             let request = match asked {
-                Asked::Read(block) => DiskRequest::Read { block },
-                Asked::Write(block, data) => DiskRequest::Write { block, data },
+                Asked::Read(range) => DiskRequest::Read { range },
+                Asked::Write(range, data) => DiskRequest::Write { range, data },
                 Asked::Flush => DiskRequest::Flush,
             };
             // Said again it is another one: an answer to the one before counts as well.
@@ -601,20 +615,22 @@ impl World {
         let Some(pending) = self.requests.remove(&id) else { return };
         self.answers += 1;
         match (pending.asked, value) {
-            (Asked::Read(block), Some(value)) => {
-                let at = block.0 as usize;
-                if value < pending.least || value > self.written[at] {
-                    let (most, begun) = (self.written[at], pending.begun_ms);
-                    self.wrong.push(format!(
-                        "{}: n{node} says {value} for {block:?}, not {} to {most} (asked {begun})",
-                        self.now_ms, pending.least
-                    ));
+            (Asked::Read(range), Some(values)) => {
+                for ((block, value), least) in (range.first as usize..).zip(values).zip(pending.least) {
+                    if value < least || value > self.written[block] {
+                        let (most, begun) = (self.written[block], pending.begun_ms);
+                        self.wrong.push(format!(
+                            "{}: n{node} says {value} for {block}, not {least} to {most} (asked {begun})",
+                            self.now_ms
+                        ));
+                    }
+                    self.read[block] = self.read[block].max(value);
                 }
-                self.read[at] = self.read[at].max(value);
             }
-            (Asked::Write(block, value), None) => {
-                let at = block.0 as usize;
-                self.acknowledged[at] = self.acknowledged[at].max(value);
+            (Asked::Write(range, values), None) => {
+                for (block, value) in (range.first as usize..).zip(values) {
+                    self.acknowledged[block] = self.acknowledged[block].max(value);
+                }
             }
             (Asked::Flush, None) => {
                 for (flushed, acknowledged) in self.flushed.iter_mut().zip(pending.acknowledged) {
@@ -650,7 +666,15 @@ impl World {
 
     fn kill(&mut self, node: usize) {
         self.say(|| format!("kill n{node}"));
-        self.nodes[node].server = None;
+        let it = &mut self.nodes[node];
+        for (_, _, what) in it.server.take().into_iter().flat_map(|server| server.operations) {
+            // Some of it was done.
+            if let Underway::Write(range, mut data) = what {
+                let count = self.rng.below(u64::from(range.count) + 1) as u32;
+                data.truncate(count as usize);
+                it.disk.write(BlockRange { first: range.first, count }, &data);
+            }
+        }
         self.nodes[node].starts_at_ms = self.now_ms + self.rng.below(400);
         self.links.retain(|link, _| link.0 != node);
     }
@@ -677,7 +701,7 @@ impl World {
             // What was acknowledged and not flushed may be gone, or come back another time: nothing is known of it.
             (self.acknowledged, self.read) = (self.flushed.clone(), self.flushed.clone());
             for pending in self.requests.values_mut() {
-                pending.least = 0;
+                pending.least.fill(0);
                 if matches!(pending.asked, Asked::Flush) {
                     pending.acknowledged.clone_from(&self.flushed);
                 }
@@ -736,10 +760,14 @@ impl World {
 
     fn is_equal(&self) -> bool {
         let first = &self.nodes[0].disk;
-        (0..LAYOUT.blocks)
-            .map(DiskBlock)
-            .all(|block| self.nodes.iter().all(|node| node.disk.value(block) == first.value(block)))
+        (0..LAYOUT.blocks).all(|block| self.nodes.iter().all(|node| node.disk.value(block) == first.value(block)))
     }
+}
+
+/// Up to six, also of two extents.
+fn some_of(rng: &mut Rng, first: u64, end: u64) -> BlockRange {
+    let first = first + rng.below(end - first);
+    BlockRange { first, count: 1 + rng.below(6.min(end - first)) as u32 }
 }
 
 fn push(link: &mut Link, due: u64, packet: Packet) {
@@ -805,7 +833,7 @@ fn run(seed: u64, nodes: usize, power: Power) -> (u64, u64) {
         fail(&world, "copies differ");
     }
     for block in 0..LAYOUT.blocks as usize {
-        let value = world.nodes[0].disk.value(DiskBlock(block as u64));
+        let value = world.nodes[0].disk.value(block as u64);
         if value < world.acknowledged[block] || value < world.flushed[block] {
             fail(&world, &format!("block {block} is {value}"));
         }
