@@ -135,7 +135,7 @@ impl<D: Clone> Backup<D> {
                 // Whoever writes has settled: what was before is the same everywhere, and durable.
                 self.began = false;
                 self.recent.retain(|(of, seq), _| *of == epoch && *seq >= floor);
-                self.forget_flushed(epoch, flushed);
+                self.make_room(epoch, flushed, range);
                 for missing in self.wanted.behind.values_mut() {
                     self.layout.extents_of(range).for_each(|extent| missing.insert_one(extent.0));
                 }
@@ -206,9 +206,11 @@ impl<D: Clone> Backup<D> {
         self.after_keeping(must_keep, Then::Write { epoch, seq, range, data }, todo);
     }
 
-    /// What is durable everywhere need not be in the activity log; what others miss of it is kept before it goes.
-    fn forget_flushed(&mut self, epoch: u32, flushed: u64) {
-        if !self.is_whole() {
+    /// What is durable everywhere need not be in the activity log; what others miss of it is kept before it goes. It
+    /// stays as long as there is room: whoever writes there again has nothing to keep.
+    fn make_room(&mut self, epoch: u32, flushed: u64, range: BlockRange) {
+        let more = self.layout.extents_of(range).filter(|extent| !self.wanted.hot.contains(extent)).count();
+        if !self.is_whole() || more == 0 || self.wanted.hot.len() + more <= self.layout.hot_extents {
             return;
         }
         let last = &self.last;

@@ -12,6 +12,7 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 mod backup;
+mod encoding;
 pub mod lease;
 mod message;
 mod primary;
@@ -19,6 +20,7 @@ mod ranges;
 pub mod record;
 
 pub use backup::{Backup, BackupAct, CopyOperation, Kept, OperationTicket};
+pub use encoding::{ENCODED_BYTES_MAX, Greeted, decode_behind, encode_behind};
 pub use message::{Recent, ReplicaAnswer, ReplicaMessage};
 pub use primary::{Decided, DiskReply, DiskRequest, Primary, PrimaryAct};
 pub use ranges::{BlockRange, Ranges};

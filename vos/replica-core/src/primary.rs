@@ -411,7 +411,8 @@ impl<D: Clone> Primary<D> {
             self.behind.remove(&member);
             if let Some(peer) = self.peers.get_mut(&member) {
                 peer.catches_up = None;
-                peer.away_since_ms = (!peer.is_up).then_some(now_ms);
+                // What it says when it is greeted again may be of before.
+                peer.away_since_ms = (!peer.is_up || peer.welcome.is_none()).then_some(now_ms);
             }
         }
         self.unseal();

@@ -107,6 +107,20 @@ impl Ranges {
         None
     }
 
+    /// The same, or a superset of at most so many ranges.
+    pub fn at_most(&self, count: usize) -> Ranges {
+        let mut ranges = self.clone();
+        let mut grain = 2;
+        while ranges.len() > count.max(1) {
+            let rough =
+                self.iter().map(|(first, end)| (first / grain * grain, end.div_ceil(grain).saturating_mul(grain)));
+            ranges = Ranges::default();
+            rough.for_each(|(first, end)| ranges.insert(first, end));
+            grain *= 2;
+        }
+        ranges
+    }
+
     /// The last one that has something in common.
     fn overlapping(&self, first: u64, end: u64) -> Option<(u64, u64)> {
         self.ends.range(..end).next_back().map(|(a, b)| (*a, *b)).filter(|(_, other_end)| *other_end > first)
