@@ -21,6 +21,8 @@ impl Endpoint {
     pub const IS: Endpoint = Endpoint(5);
     /// Disks are `DISK + index`, at most [`limits::DISKS_PER_DC`] of them.
     pub const DISK: Endpoint = Endpoint(16);
+    /// Copies of replicated disks are `COPY + number`, at most [`limits::COPIES_PER_DC`] of them.
+    pub const COPY: Endpoint = Endpoint(48);
     /// The file gate of node index `i` (position in the container's node list) is `GATE + i`.
     pub const GATE: Endpoint = Endpoint(64);
     /// The call gate of node index `i` is `CALLS + i`.

@@ -9,6 +9,8 @@ pub const WELL_KNOWN_ENDPOINTS: u32 = 256;
 pub const ENDPOINTS_PROMISED: u32 = 4096;
 /// Disks one container may have.
 pub const DISKS_PER_DC: u32 = 32;
+/// Copies of all replicated disks of a container together.
+pub const COPIES_PER_DC: u32 = 16;
 /// Containers in one cluster. The identifier itself has 24 bits, because it is also a VXLAN network identifier.
 pub const DCS_PER_CLUSTER: u32 = 1024;
 /// Nodes in one cluster.

@@ -10,6 +10,7 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 pub mod calls;
+pub mod copy;
 pub mod cs;
 pub mod desk;
 pub mod disk;

@@ -4,7 +4,6 @@
 //! One thread decides everything (`cs_core`), in turns; around it:
 //!
 //! - `service.rs`: clients' requests in, answers out
-//! - `engine.rs`: the socket to the daemon's desk, and the thread that reads it
 //! - `links.rs`: frames to servers of other nodes, over M3-IPC, in order
 //! - `vitals.rs`: what this node is like
 //! - `server.rs`: the process
@@ -13,12 +12,10 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
-mod engine;
 mod links;
 mod server;
 mod service;
 mod vitals;
 
-pub use engine::Socket;
 pub use server::main_from_spawn;
 pub use service::Cs;

@@ -6,9 +6,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cs_core::{Host, LIVES_BITS};
-use vos_rt::{Boot, Failure, Kind, SpawnError, run};
+use vos_rt::{Boot, DeskSocket, Failure, Kind, SpawnError, run};
 
-use crate::engine::Socket;
 use crate::service::Cs;
 
 const KIND: Kind = Kind { name: "cs", system_calls: &[libc::SYS_pread64] };
@@ -27,7 +26,7 @@ fn open(boot: &mut Boot) -> Result<Cs, Failure> {
     let desk = boot.spawn.take_fd("desk").ok_or(SpawnError::Missing("fds.desk"))?;
     let node = boot.spawn.option_u64("node_index")?.ok_or(SpawnError::Missing("options.node_index"))?;
     let own = Host { node: u8::try_from(node)?, incarnation: boot.spawn.epoch << LIVES_BITS };
-    let socket = Socket::open(desk, boot.handle.clone())?;
+    let socket = DeskSocket::open(desk, boot.handle.clone())?;
     let mut cs = Cs::new(own, socket, boot.port.clone(), boot.handle.clone());
     if !cs.prepare(PREPARATION) {
         return Err("the daemon did not tell what is in the cluster engine".into());

@@ -10,9 +10,8 @@ use libvos::SharedPort;
 use rustix::io::Errno;
 use vos_api::cs::{IN_FLIGHT_MAX, LINK, Request as Ask};
 use vos_api::session::Progress;
-use vos_rt::{ClientId, Handle, Hello, HelloReply, Request, Service};
+use vos_rt::{ClientId, DeskSocket, Handle, Hello, HelloReply, Request, Service};
 
-use crate::engine::Socket;
 use crate::links::{Links, unpack};
 use crate::vitals::Gauges;
 
@@ -29,7 +28,7 @@ enum Client {
 /// The coordination server of one node.
 pub struct Cs {
     core: Core,
-    socket: Socket,
+    socket: DeskSocket,
     links: Links,
     gauges: Gauges,
     clients: HashMap<ClientId, Client>,
@@ -44,7 +43,7 @@ pub struct Cs {
 }
 
 impl Cs {
-    pub fn new(own: Host, socket: Socket, port: SharedPort, handle: Handle) -> Cs {
+    pub fn new(own: Host, socket: DeskSocket, port: SharedPort, handle: Handle) -> Cs {
         Cs {
             core: Core::new(own, 0),
             socket,

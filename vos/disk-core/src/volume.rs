@@ -50,7 +50,8 @@ impl Volume {
         })
     }
 
-    fn read_at(&self, offset: u64, bytes: u64, into: &dyn Bulk, at: u32) -> Result<u32, Errno> {
+    /// Reads a range to where it belongs in a transfer; answers its bytes.
+    pub fn read_at(&self, offset: u64, bytes: u64, into: &dyn Bulk, at: u32) -> Result<u32, Errno> {
         self.check_range(offset, bytes)?;
         let wanted = u32::try_from(bytes).map_err(|_| Errno::RANGE)?;
         self.medium.read(offset, wanted, into, at).map_err(answer_of)?;

@@ -2,15 +2,20 @@
 //!
 //! Spawn record: descriptors `image` and `fence` (a file beside it, without which the fence lives in memory); options
 //! `bytes` (size the volume must have), `read_only` (1) and `owner` (the one endpoint that may change the volume;
-//! without it everybody may).
+//! without it everybody may). Of a replicated disk: options `set`, `own` (number of the copy beside it) and `copies` (a
+//! bit for each number), and descriptor `desk`; `image` is for reading alone then.
 
 use std::process::ExitCode;
+use std::time::Instant;
 
 use abi::Endpoint;
+use abi::limits::COPIES_PER_DC;
 use disk_core::{Access, Image, ImageFile, Volume};
-use vos_rt::{Boot, Failure, Kind, SpawnError, run};
+use replica_core::Replica;
+use vos_rt::{Boot, ClientId, Failure, Hello, HelloReply, Kind, Request, Service, SpawnError, run};
 
 use crate::fence::KeptFence;
+use crate::replica::primary::{MirroredDisk, SetOptions};
 use crate::service::Disk;
 
 const KIND: Kind = Kind {
@@ -20,22 +25,84 @@ const KIND: Kind = Kind {
 
 /// Runs `dvs server disk`.
 pub fn main_from_spawn() -> ExitCode {
-    run(&KIND, open, |disk| disk.close().map_err(Failure::from))
+    run(&KIND, open, |disk| match disk {
+        AnyDisk::Plain(disk) => disk.close().map_err(Failure::from),
+        AnyDisk::Mirrored(disk) => disk.close(),
+    })
 }
 
-fn open(boot: &mut Boot) -> Result<Disk, Failure> {
+enum AnyDisk {
+    Plain(Disk),
+    Mirrored(Box<MirroredDisk>),
+}
+
+impl AnyDisk {
+    fn service(&mut self) -> &mut dyn Service {
+        match self {
+            AnyDisk::Plain(disk) => disk,
+            AnyDisk::Mirrored(disk) => &mut **disk,
+        }
+    }
+}
+
+impl Service for AnyDisk {
+    fn opened(&mut self, client: ClientId, from: Endpoint, hello: &Hello) -> HelloReply {
+        self.service().opened(client, from, hello)
+    }
+
+    fn submit(&mut self, request: Request) {
+        self.service().submit(request);
+    }
+
+    fn closed(&mut self, client: ClientId) {
+        self.service().closed(client);
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        match self {
+            AnyDisk::Plain(disk) => disk.deadline(),
+            AnyDisk::Mirrored(disk) => disk.deadline(),
+        }
+    }
+
+    fn tick(&mut self, now: Instant) {
+        self.service().tick(now);
+    }
+}
+
+fn open(boot: &mut Boot) -> Result<AnyDisk, Failure> {
     let file = boot.spawn.take_fd("image").ok_or(SpawnError::Missing("fds.image"))?;
     let bytes = boot.spawn.option_u64("bytes")?;
+    let set = set_options(boot)?;
     let access = match boot.spawn.option_u64("read_only")? {
-        None | Some(0) => Access::ReadWrite,
-        Some(_) => Access::ReadOnly,
+        None | Some(0) if set.is_none() => Access::ReadWrite,
+        _ => Access::ReadOnly,
     };
     let volume = Volume::new(ImageFile::open(Image { file, bytes, access })?);
     tracing::info!(bytes = volume.bytes(), access = ?volume.access(), "volume opened");
-    let disk = Disk::new(volume, boot.spawn.epoch)?;
     let fence = boot.spawn.take_fd("fence").map(KeptFence::open).transpose()?.unwrap_or_default();
-    Ok(match boot.spawn.option_as("owner", Endpoint::from_u64)? {
+    let owner = boot.spawn.option_as("owner", Endpoint::from_u64)?;
+    let Some(set) = set else {
+        let disk = Disk::new(volume, boot.spawn.epoch)?;
+        return Ok(AnyDisk::Plain(match owner {
+            Some(owner) => disk.owned_by(owner, fence),
+            None => disk,
+        }));
+    };
+    let desk = boot.spawn.take_fd("desk").ok_or(SpawnError::Missing("fds.desk"))?;
+    let disk = MirroredDisk::open(volume, &set, desk, &boot.port, boot.spawn.epoch, &boot.handle)?;
+    Ok(AnyDisk::Mirrored(Box::new(match owner {
         Some(owner) => disk.owned_by(owner, fence),
         None => disk,
-    })
+    })))
+}
+
+/// `None`: it is not replicated.
+fn set_options(boot: &Boot) -> Result<Option<SetOptions>, Failure> {
+    let Some(set) = boot.spawn.option_u64("set")? else { return Ok(None) };
+    let own = boot.spawn.option_u64("own")?.ok_or(SpawnError::Missing("options.own"))?;
+    let copies = boot.spawn.option_u64("copies")?.ok_or(SpawnError::Missing("options.copies"))?;
+    let others = (0..COPIES_PER_DC as u8).filter(|number| copies >> number & 1 == 1 && u64::from(*number) != own);
+    let key = format!("disk.{}", boot.endpoint.number().saturating_sub(Endpoint::DISK.number()));
+    Ok(Some(SetOptions { set, own: Replica(u8::try_from(own)?), others: others.map(Replica).collect(), key }))
 }

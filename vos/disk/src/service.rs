@@ -177,7 +177,7 @@ impl Service for Disk {
 }
 
 /// A request's part of its ring's arena.
-struct Arena<'a>(&'a Request);
+pub(crate) struct Arena<'a>(pub &'a Request);
 
 impl Bulk for Arena<'_> {
     fn fill(&self, at: u32, file: BorrowedFd<'_>, offset: u64, bytes: u32) -> Result<u32, Errno> {

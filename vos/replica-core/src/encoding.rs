@@ -15,9 +15,9 @@ pub const MEMBERS_MAX: usize = 16;
 /// Bytes of anything here.
 pub const ENCODED_BYTES_MAX: usize = MEMBERS_MAX * (RANGES_MAX * 16 + 8) + 2 * (RANGES_MAX * 16) + 256;
 
-/// What a member says when it is greeted.
+/// What a member says when it is state.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Greeted {
+pub struct CopyState {
     pub mark: Option<CopyMark>,
     pub is_doubtful: bool,
     pub recent: Recent,
@@ -25,7 +25,7 @@ pub struct Greeted {
     pub behind: BTreeMap<Replica, Ranges>,
 }
 
-impl Greeted {
+impl CopyState {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Out::default();
         out.mark(self.mark);
@@ -46,12 +46,12 @@ impl Greeted {
     }
 
     /// `None`: it is none.
-    pub fn decode(bytes: &[u8]) -> Option<Greeted> {
+    pub fn decode(bytes: &[u8]) -> Option<CopyState> {
         let mut from = In(bytes);
         let (mark, is_doubtful) = (from.mark()?, from.bool()?);
         let recent = if from.bool()? { Recent::Extents(from.extents()?) } else { Recent::Blocks(from.ranges()?) };
-        let greeted = Greeted { mark, is_doubtful, recent, hot: from.extents()?, behind: from.behind()? };
-        from.0.is_empty().then_some(greeted)
+        let state = CopyState { mark, is_doubtful, recent, hot: from.extents()?, behind: from.behind()? };
+        from.0.is_empty().then_some(state)
     }
 }
 
@@ -231,19 +231,19 @@ mod tests {
             let recent =
                 if is_by_blocks { Recent::Blocks(some_ranges(rng)) } else { Recent::Extents(kept.hot.clone()) };
             let Kept { mark, hot, behind, .. } = kept;
-            let greeted = Greeted { mark, is_doubtful: rng.one_in(2), recent, hot, behind };
-            let said = greeted.encode();
-            assert_eq!(Greeted::decode(&said).as_ref(), Some(&greeted), "seed {seed}");
-            assert_eq!(decode_behind(&encode_behind(&greeted.behind)), Some(greeted.behind));
+            let state = CopyState { mark, is_doubtful: rng.one_in(2), recent, hot, behind };
+            let said = state.encode();
+            assert_eq!(CopyState::decode(&said).as_ref(), Some(&state), "seed {seed}");
+            assert_eq!(decode_behind(&encode_behind(&state.behind)), Some(state.behind));
             assert!((0..bytes.len()).all(|end| Kept::decode(&bytes[..end]).is_none()));
-            assert!((0..said.len()).all(|end| Greeted::decode(&said[..end]).is_none()));
+            assert!((0..said.len()).all(|end| CopyState::decode(&said[..end]).is_none()));
             for bytes in [bytes, said] {
                 let longer = [&bytes[..], &[0]].concat();
-                assert!(Kept::decode(&longer).is_none() || Greeted::decode(&longer).is_none());
+                assert!(Kept::decode(&longer).is_none() || CopyState::decode(&longer).is_none());
                 let mut spoiled = bytes;
                 let at = rng.below(spoiled.len() as u64) as usize;
                 spoiled[at] ^= 1 << rng.below(8);
-                let _ = (Kept::decode(&spoiled), Greeted::decode(&spoiled), decode_behind(&spoiled));
+                let _ = (Kept::decode(&spoiled), CopyState::decode(&spoiled), decode_behind(&spoiled));
             }
         }
     }

@@ -20,7 +20,7 @@ mod ranges;
 pub mod record;
 
 pub use backup::{Backup, BackupAct, CopyOperation, Kept, OperationTicket};
-pub use encoding::{ENCODED_BYTES_MAX, Greeted, decode_behind, encode_behind};
+pub use encoding::{CopyState, ENCODED_BYTES_MAX, decode_behind, encode_behind};
 pub use message::{Recent, ReplicaAnswer, ReplicaMessage};
 pub use primary::{Decided, DiskReply, DiskRequest, Primary, PrimaryAct};
 pub use ranges::{BlockRange, Ranges};

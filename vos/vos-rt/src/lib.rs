@@ -16,6 +16,7 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
+mod desk;
 mod frame;
 pub mod log;
 mod pool;
@@ -26,6 +27,7 @@ mod service;
 #[allow(clippy::print_stdout, reason = "a harness of tests")]
 pub mod testkit;
 
+pub use desk::DeskSocket;
 pub use frame::{FrameError, TURN_REQUESTS, serve};
 pub use pool::{AbortOnPanic, JOBS_MAX, PoolError, WorkerPool};
 pub use request::{ClientId, Request, answer_all};

@@ -10,7 +10,8 @@ use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use vos_api::desk::{FromDesk, PACKET_BYTES_MAX, ToDesk};
-use vos_rt::Handle;
+
+use crate::service::Handle;
 
 /// What was read, and not taken by the loop. The daemon sends as fast as it is read, so this is bounded by how many
 /// keys a container has.
@@ -20,16 +21,17 @@ struct Inbox {
     arrived: Condvar,
 }
 
-pub struct Socket {
+/// A server's end.
+pub struct DeskSocket {
     socket: Arc<OwnedFd>,
     inbox: Arc<Inbox>,
     /// What found no room in the socket.
     unsent: VecDeque<Vec<u8>>,
 }
 
-impl Socket {
+impl DeskSocket {
     /// Reads from now on, in a thread of its own, which pokes the loop. The loop ends when nobody holds the other end.
-    pub fn open(socket: OwnedFd, handle: Handle) -> io::Result<Socket> {
+    pub fn open(socket: OwnedFd, handle: Handle) -> io::Result<DeskSocket> {
         let (socket, inbox) = (Arc::new(socket), Arc::new(Inbox::default()));
         let (also, into) = (Arc::clone(&socket), Arc::clone(&inbox));
         std::thread::Builder::new().name("desk".to_owned()).spawn(move || {
@@ -37,7 +39,7 @@ impl Socket {
             tracing::error!("the daemon's desk is gone");
             handle.stop();
         })?;
-        Ok(Socket { socket, inbox, unsent: VecDeque::new() })
+        Ok(DeskSocket { socket, inbox, unsent: VecDeque::new() })
     }
 
     pub fn ask(&mut self, asked: &ToDesk) {

@@ -1,0 +1,353 @@
+//! The server of a copy: [`Backup`] between the primary's ring and an image.
+//!
+//! The loop owns the machine; what may wait for the medium is done by a pool, in any order, and its end comes back over
+//! a list and a poke. Blocks go from the ring to the image without a copy of ours: the machine is given the number of
+//! the request, not its bytes. A copy whose medium fails ends: silence is what its primary understands.
+//!
+//! Spawn record: descriptors `image`, `kept`; options `bytes`, `disk` (the endpoint that may speak with it), `set`.
+
+use std::collections::HashMap;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use abi::Endpoint;
+use disk_core::{Access, Durability, Image, ImageFile, Volume};
+use parking_lot::Mutex;
+use replica_core::{
+    Backup, BackupAct, BlockRange, CopyOperation, CopyState, Kept, Layout, OperationTicket, ReplicaAnswer,
+    ReplicaMessage, decode_behind,
+};
+use rustix::io::Errno;
+use vos_api::copy::{self as api, Outdated, Request as Ask, Welcomed};
+use vos_api::disk::BLOCK_BYTES;
+use vos_rt::{
+    Boot, ClientId, Failure, Handle, Hello, HelloReply, Kind, Reply, Request, Service, SpawnError, WorkerPool,
+};
+
+use super::kept::KeptFile;
+use crate::service::Arena;
+
+const KIND: Kind = Kind {
+    name: "copy",
+    system_calls: &[libc::SYS_pread64, libc::SYS_pwrite64, libc::SYS_fdatasync, libc::SYS_fallocate, libc::SYS_fstatfs],
+};
+const WORKERS: usize = 4;
+/// Blocks up to this length the loop writes itself.
+const INLINE_BYTES_MAX: u32 = 64 * 1024;
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// Runs `dvs server copy`.
+pub fn main_from_spawn() -> ExitCode {
+    vos_rt::run(&KIND, open, CopyServer::close)
+}
+
+fn open(boot: &mut Boot) -> Result<CopyServer, Failure> {
+    let file = boot.spawn.take_fd("image").ok_or(SpawnError::Missing("fds.image"))?;
+    let kept = boot.spawn.take_fd("kept").ok_or(SpawnError::Missing("fds.kept"))?;
+    let bytes = boot.spawn.option_u64("bytes")?;
+    let set = boot.spawn.option_u64("set")?.ok_or(SpawnError::Missing("options.set"))?;
+    let disk = boot.spawn.option_as("disk", Endpoint::from_u64)?.unwrap_or(Endpoint::DISK);
+    let volume = Volume::new(ImageFile::open(Image { file, bytes, access: Access::ReadWrite })?);
+    tracing::info!(bytes = volume.bytes(), set, "copy opened");
+    CopyServer::open(volume, kept.into(), CopyOptions { set, disk, boot: boot_number()? }, boot.handle.clone())
+}
+
+/// Of this boot of the machine.
+fn boot_number() -> Result<u64, Failure> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    Ok(u64::from_str_radix(&digits, 16)?)
+}
+
+/// What a copy is told.
+#[derive(Clone, Copy, Debug)]
+pub struct CopyOptions {
+    pub set: u64,
+    /// Who may speak with it.
+    pub disk: Endpoint,
+    pub boot: u64,
+}
+
+/// The service of one copy.
+pub struct CopyServer {
+    machine: Backup<u64>,
+    options: CopyOptions,
+    volume: Arc<Volume>,
+    kept: Arc<Mutex<KeptFile>>,
+    pool: WorkerPool,
+    handle: Handle,
+    began: Instant,
+    /// Rings that were greeted, with the epoch.
+    greeted: HashMap<ClientId, u32>,
+    /// By the number that the machine knows them by.
+    requests: HashMap<u64, Arc<Request>>,
+    next_request: u64,
+    /// Requests that wait for an answer, by epoch and what was asked.
+    waiting: HashMap<(u32, Awaited), Vec<u64>>,
+    ended: Arc<Mutex<Vec<(OperationTicket, Result<(), Errno>)>>>,
+    has_failed: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Awaited {
+    Welcome,
+    /// A write or a copy.
+    Accepted(u64),
+    Durable(u64),
+    Marked(u64, bool),
+    Granted(u64),
+}
+
+impl CopyServer {
+    pub fn open(
+        volume: Volume,
+        kept: rustix::fd::OwnedFd,
+        options: CopyOptions,
+        handle: Handle,
+    ) -> Result<CopyServer, Failure> {
+        let (file, kept) = KeptFile::open(kept)?;
+        let layout = Layout::of_disk(volume.bytes() / BLOCK);
+        Ok(CopyServer {
+            machine: Backup::begin(layout, options.set, options.boot, kept, 0),
+            options,
+            volume: Arc::new(volume),
+            kept: Arc::new(Mutex::new(file)),
+            pool: WorkerPool::new("copy", WORKERS)?,
+            handle,
+            began: Instant::now(),
+            greeted: HashMap::new(),
+            requests: HashMap::new(),
+            next_request: 1,
+            waiting: HashMap::new(),
+            ended: Arc::default(),
+            has_failed: false,
+        })
+    }
+
+    /// Everything that was accepted is made durable.
+    pub fn close(self) -> Result<(), Failure> {
+        drop(self.pool);
+        if self.has_failed {
+            return Err("the medium failed".into());
+        }
+        Ok(self.volume.flush()?)
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+
+    /// What the machine hears, and what it will answer. `None`: it is nothing that makes sense.
+    fn message(&self, ask: &Ask<'_>, number: u64, out_bytes: u32) -> Option<(ReplicaMessage<u64>, Awaited)> {
+        let blocks = self.volume.bytes() / BLOCK;
+        let range = |first: u64, count: u64| {
+            let is_inside = count > 0 && first.checked_add(count).is_some_and(|end| end <= blocks);
+            Some(BlockRange { first, count: u32::try_from(count).ok()? }).filter(|_| is_inside)
+        };
+        let data = || Some(u64::from(out_bytes)).filter(|bytes| bytes.is_multiple_of(BLOCK)).map(|bytes| bytes / BLOCK);
+        let write = |seq: u64, behind: api::Behind, range| ReplicaMessage::Write {
+            seq,
+            floor: behind.floor(seq),
+            flushed: behind.flushed(seq),
+            range,
+            data: number,
+        };
+        Some(match ask {
+            Ask::Greet(_) => (ReplicaMessage::Hello, Awaited::Welcome),
+            Ask::PutBlocks(it) => (write(it.seq, it.behind, range(it.first, data()?)?), Awaited::Accepted(it.seq)),
+            Ask::PutZeros(it) => {
+                (write(it.seq, it.behind, range(it.first, it.count.get())?), Awaited::Accepted(it.seq))
+            }
+            Ask::CopyBlocks(it) => {
+                let range = range(it.first, data()?)?;
+                (ReplicaMessage::Copy { seq: it.seq, range, data: number }, Awaited::Accepted(it.seq))
+            }
+            Ask::SyncCopy(it) => (ReplicaMessage::Flush { seq: it.seq }, Awaited::Durable(it.seq)),
+            Ask::MarkCopy(it) => {
+                let (generation, whole, behind) = (it.generation, it.whole != 0, decode_behind(it.missing)?);
+                (ReplicaMessage::Mark { generation, whole, behind }, Awaited::Marked(generation, whole))
+            }
+            Ask::AskLease(it) => (ReplicaMessage::Lease { asked_ms: it.asked_ms }, Awaited::Granted(it.asked_ms)),
+            Ask::Reserve(_) => return None,
+        })
+    }
+
+    fn act(&mut self, acts: Vec<BackupAct<u64>>) {
+        let mut acts: std::collections::VecDeque<BackupAct<u64>> = acts.into();
+        while let Some(act) = acts.pop_front() {
+            match act {
+                BackupAct::Answer(epoch, answer) => self.answer(epoch, answer),
+                BackupAct::Do(ticket, CopyOperation::Keep(kept)) => self.keep(ticket, kept),
+                BackupAct::Do(ticket, CopyOperation::Flush) => {
+                    let volume = Arc::clone(&self.volume);
+                    self.later(ticket, move || volume.flush());
+                }
+                BackupAct::Do(ticket, CopyOperation::Write { range, data }) => {
+                    // Answered already, since it was said before: the same bytes are there.
+                    let Some(request) = self.requests.get(&data).map(Arc::clone) else {
+                        acts.extend(self.machine.done(ticket));
+                        continue;
+                    };
+                    let volume = Arc::clone(&self.volume);
+                    let work = move || write(&volume, range, &request);
+                    if u64::from(range.count) * BLOCK > u64::from(INLINE_BYTES_MAX) {
+                        self.later(ticket, work);
+                    } else if let Err(errno) = work() {
+                        self.fail(errno);
+                    } else {
+                        acts.extend(self.machine.done(ticket));
+                    }
+                }
+            }
+        }
+    }
+
+    fn keep(&mut self, ticket: OperationTicket, kept: Kept) {
+        let file = Arc::clone(&self.kept);
+        self.later(ticket, move || file.lock().keep(&kept));
+    }
+
+    fn later(&mut self, ticket: OperationTicket, work: impl FnOnce() -> Result<(), Errno> + Send + 'static) {
+        let (ended, handle) = (Arc::clone(&self.ended), self.handle.clone());
+        let done = self.pool.run(move || {
+            let result = work();
+            ended.lock().push((ticket, result));
+            handle.poke();
+        });
+        if let Err(error) = done {
+            tracing::error!(%error, "a copy finds no place for its work");
+            self.fail(Errno::AGAIN);
+        }
+    }
+
+    fn fail(&mut self, errno: Errno) {
+        if !std::mem::replace(&mut self.has_failed, true) {
+            tracing::error!(%errno, "a copy cannot be changed any more, and ends");
+        }
+        self.handle.stop();
+    }
+
+    fn answer(&mut self, epoch: u32, answer: ReplicaAnswer) {
+        let awaited = match &answer {
+            ReplicaAnswer::Welcome { .. } => Awaited::Welcome,
+            ReplicaAnswer::Accepted { seq } => Awaited::Accepted(*seq),
+            ReplicaAnswer::Durable { seq } => Awaited::Durable(*seq),
+            ReplicaAnswer::Marked { generation, whole } => Awaited::Marked(*generation, *whole),
+            ReplicaAnswer::Granted { asked_ms } => Awaited::Granted(*asked_ms),
+            ReplicaAnswer::Outdated { epoch: now } => return self.end_epochs_before(*now),
+        };
+        let promised_ms = self.machine.promised_until_ms().saturating_sub(self.now_ms());
+        let reply = match answer {
+            ReplicaAnswer::Welcome { mark, is_doubtful, recent, hot, behind } => {
+                let data = CopyState { mark, is_doubtful, recent, hot, behind }.encode();
+                let results = Welcomed { promised_ms, bytes: data.len() as u64 }.into();
+                Reply { status: 0, results, data }
+            }
+            _ => Reply { status: 0, results: [0; 4], data: Vec::new() },
+        };
+        self.answer_all((epoch, awaited), &reply);
+    }
+
+    fn answer_all(&mut self, awaited: (u32, Awaited), reply: &Reply) {
+        for number in self.waiting.remove(&awaited).unwrap_or_default() {
+            match self.requests.remove(&number).map(Arc::try_unwrap) {
+                Some(Ok(request)) => request.answer(reply),
+                // It was said twice, and its bytes are being written again: answered when that is done.
+                Some(Err(busy)) => {
+                    self.requests.insert(number, busy);
+                    self.waiting.entry(awaited).or_default().push(number);
+                }
+                None => (),
+            }
+        }
+    }
+
+    fn end_epochs_before(&mut self, now: u32) {
+        let over: Vec<(u32, Awaited)> = self.waiting.keys().filter(|(epoch, _)| *epoch < now).copied().collect();
+        over.into_iter().for_each(|key| self.answer_all(key, &outdated(now)));
+    }
+
+    fn reserve(&self, request: Request, it: &api::Reserve) {
+        let volume = Arc::clone(&self.volume);
+        let (need, first, count) = (it.need, it.first, it.count);
+        let done = self.pool.run(move || {
+            let range = first.checked_mul(BLOCK).zip(count.checked_mul(BLOCK)).ok_or(Errno::INVAL);
+            match range.and_then(|(offset, bytes)| volume.allocate(offset, bytes, need)) {
+                Ok(()) => request.reply([0; 4], 0),
+                Err(errno) => request.fail(errno),
+            }
+        });
+        if let Err(error) = done {
+            tracing::error!(%error, "a request was refused");
+        }
+    }
+}
+
+fn outdated(epoch: u32) -> Reply {
+    let results = Outdated { server: 0, own: epoch.into() }.into();
+    Reply { status: Errno::STALE.raw_os_error() as u32, results, data: Vec::new() }
+}
+
+fn write(volume: &Volume, range: BlockRange, request: &Request) -> Result<(), Errno> {
+    let (offset, bytes) = (range.first * BLOCK, u64::from(range.count) * BLOCK);
+    if request.op() == api::PUT_ZEROS {
+        return volume.discard(offset, bytes);
+    }
+    volume.write(offset, bytes as u32, &Arena(request), Durability::Server)
+}
+
+impl Service for CopyServer {
+    fn opened(&mut self, _client: ClientId, from: Endpoint, _hello: &Hello) -> HelloReply {
+        if from == self.options.disk { HelloReply::STATELESS } else { HelloReply::Refused(Errno::ACCESS) }
+    }
+
+    fn submit(&mut self, request: Request) {
+        let is_short = matches!(request.op(), api::PUT_ZEROS | api::MARK);
+        let data = if is_short { request.data() } else { Vec::new() };
+        let ask = match Ask::decode(request.op(), request.flags(), request.args(), &data) {
+            Ok(ask) => ask,
+            Err(why) => return request.refuse(why),
+        };
+        if let Ask::Greet(greet) = &ask {
+            let Some(epoch) = u32::try_from(greet.epoch).ok().filter(|_| greet.set == self.options.set) else {
+                return request.fail(Errno::INVAL);
+            };
+            self.greeted.insert(request.client(), epoch);
+        }
+        let Some(epoch) = self.greeted.get(&request.client()).copied() else { return request.fail(Errno::STALE) };
+        if epoch < self.machine.fence() {
+            return request.answer(&outdated(self.machine.fence()));
+        }
+        if let Ask::Reserve(it) = &ask {
+            return self.reserve(request, it);
+        }
+        let number = self.next_request;
+        let Some((message, awaited)) = self.message(&ask, number, request.out_bytes()) else {
+            return request.fail(Errno::INVAL);
+        };
+        self.next_request += 1;
+        self.requests.insert(number, Arc::new(request));
+        self.waiting.entry((epoch, awaited)).or_default().push(number);
+        let acts = self.machine.hear(epoch, message, self.now_ms());
+        self.end_epochs_before(self.machine.fence());
+        self.act(acts);
+    }
+
+    fn closed(&mut self, client: ClientId) {
+        self.greeted.remove(&client);
+    }
+
+    fn tick(&mut self, _now: Instant) {
+        let ended = std::mem::take(&mut *self.ended.lock());
+        for (ticket, result) in ended {
+            match result {
+                Ok(()) => {
+                    let acts = self.machine.done(ticket);
+                    self.act(acts);
+                }
+                Err(errno) => self.fail(errno),
+            }
+        }
+    }
+}

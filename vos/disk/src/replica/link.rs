@@ -1,0 +1,359 @@
+//! From the primary to a copy: messages become requests of a session, completions answers of the machine.
+//!
+//! A session opens ring after ring by itself and says again what was not answered, but a copy takes nothing over a ring
+//! that was not greeted. So a ring that broke shows as a refusal, the link is *broken*, and the machine begins anew
+//! with it: what was said before belongs to an earlier turn, and its answers are dropped.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use abi::Endpoint;
+use libvos::{Armed, Done, Identity, Op, PortConnect, Session, SharedPort, Size, SubmitError, Token};
+use parking_lot::Mutex;
+use replica_core::{BlockRange, CopyState, ENCODED_BYTES_MAX, Replica, ReplicaAnswer, ReplicaMessage, encode_behind};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use vos_api::Operation;
+use vos_api::copy as api;
+use vos_api::disk::Need;
+use vos_rt::Handle;
+
+const SIZE: Size = Size { entries: 256, arena_bytes: 32 << 20 };
+/// Bytes that wait because the ring is full; with more the link is of no use.
+const WAITING_BYTES_MAX: usize = 64 << 20;
+/// Nobody sets it free earlier but what arrives.
+const LOOK_AGAIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// What is written.
+#[derive(Clone, Debug)]
+pub enum Content {
+    Bytes(Arc<Vec<u8>>),
+    Zeros,
+}
+
+/// What links said since the loop looked.
+#[derive(Default)]
+pub struct LinkInbox(Mutex<Vec<(Replica, LinkSaid)>>);
+
+#[derive(Debug)]
+pub enum LinkSaid {
+    Answer(u64, ReplicaAnswer),
+    Reserved(u64, Result<(), Errno>),
+    /// That turn is over.
+    Broken(u64),
+}
+
+impl LinkInbox {
+    pub fn take(&self) -> Vec<(Replica, LinkSaid)> {
+        std::mem::take(&mut self.0.lock())
+    }
+}
+
+pub struct Link {
+    shared: Arc<Shared>,
+}
+
+/// See [`Link::in_turn`].
+pub struct LinkTurn {
+    shared: Arc<Shared>,
+    turn: u64,
+}
+
+impl LinkTurn {
+    pub fn say(self, epoch: u32, message: ReplicaMessage<Content>) {
+        self.shared.put(Saying::Message(epoch, message), Some(self.turn));
+    }
+}
+
+struct Shared {
+    to: Replica,
+    state: Mutex<State>,
+    inbox: Arc<LinkInbox>,
+    handle: Handle,
+}
+
+struct State {
+    session: Session,
+    /// Rises with each greeting.
+    turn: u64,
+    asked: HashMap<Token, (u64, Asked)>,
+    waiting: VecDeque<Saying>,
+    waiting_bytes: usize,
+    /// Of what is not answered.
+    heard: Instant,
+    set: u64,
+    is_over: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    Welcome,
+    Accepted(u64),
+    Durable(u64),
+    Marked(u64, bool),
+    Granted(u64),
+    Reserved(u64),
+}
+
+enum Saying {
+    Message(u32, ReplicaMessage<Content>),
+    Reserve(u64, Need, BlockRange),
+}
+
+impl Link {
+    pub fn open(port: &SharedPort, to: Replica, set: u64, inbox: &Arc<LinkInbox>, handle: &Handle) -> io::Result<Link> {
+        let number = Endpoint::COPY.number() + u32::from(to.0);
+        let copy = Endpoint::new(number).ok_or(io::ErrorKind::InvalidInput)?;
+        let session = Session::open(Box::new(PortConnect::new(port.clone(), copy, SIZE)), SIZE, Identity::default())?;
+        let readable = session.fd().try_clone_to_owned()?;
+        let state = State {
+            session,
+            turn: 0,
+            asked: HashMap::new(),
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            heard: Instant::now(),
+            set,
+            is_over: false,
+        };
+        let (inbox, handle) = (Arc::clone(inbox), handle.clone());
+        let shared = Arc::new(Shared { to, state: Mutex::new(state), inbox, handle });
+        let also = Arc::clone(&shared);
+        std::thread::Builder::new().name(format!("copy-{}", to.0)).spawn(move || also.run(&readable))?;
+        Ok(Link { shared })
+    }
+
+    /// A new turn: what was said before is not answered any more.
+    pub fn begin_turn(&self) {
+        let mut state = self.shared.state.lock();
+        state.begin_turn();
+        if state.session.fenced().is_some()
+            && let Err(error) = state.session.renew()
+        {
+            tracing::warn!(to = self.shared.to.0, %error, "no session with a copy");
+        }
+    }
+
+    pub fn say(&self, epoch: u32, message: ReplicaMessage<Content>) {
+        self.shared.put(Saying::Message(epoch, message), None);
+    }
+
+    /// To say something later, if that turn still goes on then.
+    pub fn in_turn(&self) -> LinkTurn {
+        LinkTurn { shared: Arc::clone(&self.shared), turn: self.turn() }
+    }
+
+    pub fn reserve(&self, id: u64, need: Need, range: BlockRange) {
+        self.shared.put(Saying::Reserve(id, need, range), None);
+    }
+
+    pub fn turn(&self) -> u64 {
+        self.shared.state.lock().turn
+    }
+
+    /// For how long something was asked and nothing heard.
+    pub fn silent_for(&self) -> Duration {
+        let state = self.shared.state.lock();
+        if state.asked.is_empty() { Duration::ZERO } else { state.heard.elapsed() }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.shared.state.lock().is_over = true;
+    }
+}
+
+impl Shared {
+    fn put(&self, saying: Saying, of: Option<u64>) {
+        let mut state = self.state.lock();
+        if of.is_some_and(|turn| turn != state.turn) {
+            return;
+        }
+        let said = if state.waiting.is_empty() { state.send(&saying) } else { Err(SubmitError::Full) };
+        match said {
+            Ok(()) => state.session.flush(),
+            Err(SubmitError::Full) => {
+                state.waiting_bytes += saying.bytes();
+                state.waiting.push_back(saying);
+                if state.waiting_bytes > WAITING_BYTES_MAX {
+                    self.break_turn(&mut state);
+                }
+            }
+            Err(SubmitError::TooLong) => {
+                tracing::error!(to = self.to.0, "a message to a copy is longer than a transfer");
+                self.break_turn(&mut state);
+            }
+        }
+    }
+
+    fn run(&self, readable: &OwnedFd) {
+        loop {
+            let armed = {
+                let mut state = self.state.lock();
+                if state.is_over {
+                    return;
+                }
+                state.session.on_ready();
+                self.collect(&mut state);
+                state.session.arm()
+            };
+            if armed == Armed::Sleep {
+                let readable: BorrowedFd<'_> = std::os::fd::AsFd::as_fd(readable);
+                // Interrupted or not: looked at anyway.
+                let _ = poll(&mut [PollFd::from_borrowed_fd(readable, PollFlags::IN)], Some(&LOOK_AGAIN));
+            }
+        }
+    }
+
+    fn collect(&self, state: &mut State) {
+        let mut has_news = false;
+        while let Some(done) = state.session.complete() {
+            let Some((turn, asked)) = state.asked.remove(&done.token) else { continue };
+            state.heard = Instant::now();
+            if turn != state.turn {
+                continue;
+            }
+            has_news = true;
+            match said(turn, asked, done) {
+                Some(said) => self.inbox.0.lock().push((self.to, said)),
+                None => self.break_turn(state),
+            }
+        }
+        while let Some(saying) = state.waiting.pop_front() {
+            state.waiting_bytes = state.waiting_bytes.saturating_sub(saying.bytes());
+            if state.send(&saying).is_err() {
+                state.waiting_bytes += saying.bytes();
+                state.waiting.push_front(saying);
+                break;
+            }
+        }
+        state.session.flush();
+        if has_news {
+            self.handle.poke();
+        }
+    }
+
+    fn break_turn(&self, state: &mut State) {
+        let turn = state.turn;
+        state.begin_turn();
+        self.inbox.0.lock().push((self.to, LinkSaid::Broken(turn)));
+        self.handle.poke();
+    }
+}
+
+impl State {
+    fn begin_turn(&mut self) {
+        self.turn += 1;
+        self.waiting.clear();
+        self.waiting_bytes = 0;
+        self.heard = Instant::now();
+    }
+
+    fn send(&mut self, saying: &Saying) -> Result<(), SubmitError> {
+        match saying {
+            Saying::Reserve(id, need, range) => {
+                let reserve = api::Reserve { need: *need, first: range.first, count: range.count.into() };
+                self.ask(&reserve, 0, None, Asked::Reserved(*id))
+            }
+            Saying::Message(epoch, message) => self.send_message(*epoch, message),
+        }
+    }
+
+    fn send_message(&mut self, epoch: u32, message: &ReplicaMessage<Content>) -> Result<(), SubmitError> {
+        match message {
+            ReplicaMessage::Hello => {
+                let greet = api::Greet { epoch: epoch.into(), set: self.set };
+                self.ask(&greet, ENCODED_BYTES_MAX as u32, None, Asked::Welcome)
+            }
+            ReplicaMessage::Write { seq, floor, flushed, range, data } => {
+                let (seq, first, behind) = (*seq, range.first, api::Behind::new(*seq, *floor, *flushed));
+                match data {
+                    Content::Bytes(bytes) => {
+                        let put = api::PutBlocks { seq, first, behind };
+                        self.ask(&put, 0, Some(bytes), Asked::Accepted(seq))
+                    }
+                    Content::Zeros => {
+                        let count = u64::from(range.count).into();
+                        self.ask(&api::PutZeros { seq, first, behind, count }, 0, None, Asked::Accepted(seq))
+                    }
+                }
+            }
+            ReplicaMessage::Copy { seq, range, data } => match data {
+                Content::Bytes(bytes) => {
+                    let copy = api::CopyBlocks { seq: *seq, first: range.first };
+                    self.ask(&copy, 0, Some(bytes), Asked::Accepted(*seq))
+                }
+                Content::Zeros => Ok(()),
+            },
+            ReplicaMessage::Flush { seq } => self.ask(&api::SyncCopy { seq: *seq }, 0, None, Asked::Durable(*seq)),
+            ReplicaMessage::Mark { generation, whole, behind } => {
+                let missing = encode_behind(behind);
+                let mark = api::MarkCopy { generation: *generation, whole: (*whole).into(), missing: &missing };
+                self.ask(&mark, 0, None, Asked::Marked(*generation, *whole))
+            }
+            ReplicaMessage::Lease { asked_ms } => {
+                self.ask(&api::AskLease { asked_ms: *asked_ms }, 0, None, Asked::Granted(*asked_ms))
+            }
+        }
+    }
+
+    fn ask<'a, O: Operation<'a>>(
+        &mut self,
+        operation: &O,
+        room: u32,
+        bulk: Option<&Arc<Vec<u8>>>,
+        asked: Asked,
+    ) -> Result<(), SubmitError> {
+        let encoded = operation.encode();
+        let op = Op::of(&encoded, O::CLASS, room);
+        let op = bulk.map_or(op, |bytes| op.out(bytes));
+        if self.asked.is_empty() {
+            self.heard = Instant::now();
+        }
+        let token = self.session.submit(op)?;
+        self.asked.insert(token, (self.turn, asked));
+        Ok(())
+    }
+}
+
+impl Saying {
+    fn bytes(&self) -> usize {
+        const AROUND: usize = 128;
+        match self {
+            Saying::Message(
+                _,
+                ReplicaMessage::Write { data: Content::Bytes(bytes), .. }
+                | ReplicaMessage::Copy { data: Content::Bytes(bytes), .. },
+            ) => AROUND + bytes.len(),
+            Saying::Message(..) | Saying::Reserve(..) => AROUND,
+        }
+    }
+}
+
+/// `None`: the copy does not take what is said.
+fn said(turn: u64, asked: Asked, done: Done) -> Option<LinkSaid> {
+    if let Asked::Reserved(id) = asked {
+        return Some(LinkSaid::Reserved(id, done.error.map_or(Ok(()), Err)));
+    }
+    let answer = match (done.error, asked) {
+        (Some(Errno::STALE), _) => {
+            let outdated = api::Outdated::from(done.results);
+            ReplicaAnswer::Outdated { epoch: u32::try_from(outdated.own).ok().filter(|epoch| *epoch != 0)? }
+        }
+        (Some(_), _) => return None,
+        (None, Asked::Welcome) => {
+            let CopyState { mark, is_doubtful, recent, hot, behind } = CopyState::decode(&done.data.to_vec())?;
+            ReplicaAnswer::Welcome { mark, is_doubtful, recent, hot, behind }
+        }
+        (None, Asked::Accepted(seq)) => ReplicaAnswer::Accepted { seq },
+        (None, Asked::Durable(seq)) => ReplicaAnswer::Durable { seq },
+        (None, Asked::Marked(generation, whole)) => ReplicaAnswer::Marked { generation, whole },
+        (None, Asked::Granted(asked_ms)) => ReplicaAnswer::Granted { asked_ms },
+        (None, Asked::Reserved(_)) => return None,
+    };
+    Some(LinkSaid::Answer(turn, answer))
+}

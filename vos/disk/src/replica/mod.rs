@@ -1,0 +1,11 @@
+//! Replicated disks (`docs/design/replication.md`): the pure machines of `replica-core` behind rings, files and the desk.
+//!
+//! - [`copy`]: the server of a copy. It does what the primary says.
+//! - [`primary`]: the disk itself, which clients ask. It has no state but what it can ask for.
+//! - [`link`]: from the primary to a copy.
+//! - [`kept`]: the file beside a copy.
+
+pub mod copy;
+mod kept;
+mod link;
+pub mod primary;

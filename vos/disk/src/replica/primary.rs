@@ -1,0 +1,784 @@
+//! The replicated disk as clients see it: [`Primary`] between their rings, links to the copies, and the desk at which
+//! the record changes.
+//!
+//! The process has nothing that it could lose: who is current stands in the record, what was written on the copies. It
+//! becomes primary of the next epoch when it starts, by compare-and-set.
+//!
+//! Requests are taken apart into *pieces*, which the machine orders; one is answered when all its pieces are. Reads come
+//! from the image of the own copy, which is opened for that alone. One that would wait is read by a pool, and read again
+//! when a write to the same blocks was asked for meanwhile: what a reader saw must not be lost with a write that nobody
+//! acknowledged.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use abi::Endpoint;
+use disk_core::{Durability, Volume};
+use libvos::{BlockingSession, Identity, PortConnect, SharedPort, Size};
+use parking_lot::Mutex;
+use replica_core::{
+    BlockRange, CopyState, Decided, DiskReply, DiskRequest, ENCODED_BYTES_MAX, EXTENT_BLOCKS, Layout, Primary,
+    PrimaryAct, Replica, ReplicaMessage, ReplicaRecord, encode_behind,
+};
+use rustix::io::Errno;
+use vos_api::copy::{Greet, MarkCopy};
+use vos_api::desk::{DeskQuestion, Edit, FromDesk, Given, Known, Stay, ToDesk, Unanswered};
+use vos_api::disk::{BLOCK_BYTES, Need, Request as Ask, SPANS_MAX, Span, VolumeInfo};
+use vos_rt::{ClientId, DeskSocket, Failure, Handle, Hello, HelloReply, Request, Service, WorkerPool};
+use zerocopy::FromBytes;
+
+use super::link::{Content, Link, LinkInbox, LinkSaid};
+use crate::fence::KeptFence;
+use crate::rings::{Rings, Ticket};
+use crate::service::Arena;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+const WORKERS: usize = 4;
+/// How long the daemon may take to tell what is in the engine, and to write what was asked.
+const PREPARATION: Duration = Duration::from_secs(100);
+/// How often the machine is told the time.
+const TICK: Duration = Duration::from_millis(50);
+/// A copy that says nothing for this long, though asked, is taken for away; leases ask it every 150 ms.
+const SILENT: Duration = Duration::from_millis(400);
+/// Before a link that broke begins anew.
+const LINK_PAUSE: Duration = Duration::from_millis(20);
+/// Before the engine is asked again.
+const DESK_PAUSE: Duration = Duration::from_millis(200);
+/// Blocks of one piece of a discard.
+const DISCARD_BLOCKS: u64 = 32 * EXTENT_BLOCKS;
+const GREETING: Size = Size { entries: 4, arena_bytes: 4 << 20 };
+
+/// What the disk is told.
+#[derive(Clone, Debug)]
+pub struct SetOptions {
+    pub set: u64,
+    /// The copy beside it.
+    pub own: Replica,
+    pub others: Vec<Replica>,
+    /// Of the record, at the desk.
+    pub key: String,
+}
+
+/// The record as the engine has it, and where it is changed.
+struct RecordDesk {
+    socket: DeskSocket,
+    key: String,
+    /// Of the newest that was heard.
+    modified: u64,
+    next_id: u64,
+    proposed: Option<(u64, ReplicaRecord)>,
+    ask_again: Option<Instant>,
+    is_listed: bool,
+    heard: Option<ReplicaRecord>,
+}
+
+pub struct MirroredDisk {
+    machine: Primary<Content>,
+    links: BTreeMap<Replica, Link>,
+    /// Links that begin anew, and when.
+    pausing: BTreeMap<Replica, Instant>,
+    inbox: Arc<LinkInbox>,
+    desk: RecordDesk,
+    volume: Arc<Volume>,
+    pool: WorkerPool,
+    rings: Arc<Rings>,
+    open: HashMap<u64, Open>,
+    /// Which request a piece is of.
+    pieces: HashMap<u64, u64>,
+    next_number: u64,
+    /// Pieces that the pool reads.
+    reading: HashMap<u64, Reading>,
+    read: Arc<Mutex<Vec<(u64, Result<(), Errno>)>>>,
+    owner: Option<Endpoint>,
+    fence: KeptFence,
+    epoch: u64,
+    handle: Handle,
+    began: Instant,
+    due: Instant,
+    failure: Option<String>,
+}
+
+/// A request of a client.
+struct Open {
+    request: Arc<Request>,
+    _ticket: Ticket,
+    /// Pieces that are not done.
+    left: BTreeSet<u64>,
+    /// Of a read: where each piece goes.
+    places: HashMap<u64, (BlockRange, u32)>,
+    /// What follows when all are done.
+    then_flush: bool,
+    in_bytes: u32,
+    error: Option<Errno>,
+}
+
+struct Reading {
+    range: BlockRange,
+    /// A write to it was asked for meanwhile.
+    is_stale: bool,
+}
+
+impl MirroredDisk {
+    /// Becomes primary. `image`: of the own copy, for reading.
+    pub fn open(
+        volume: Volume,
+        options: &SetOptions,
+        desk: OwnedFd,
+        port: &SharedPort,
+        epoch: u64,
+        handle: &Handle,
+    ) -> Result<MirroredDisk, Failure> {
+        let mut desk = RecordDesk::open(desk, options.key.clone(), handle)?;
+        let record = take_over(&mut desk, options, port)?;
+        let (_, promised_ms) = greet(options, record.epoch, port)?;
+        let layout = Layout::of_disk(volume.bytes() / BLOCK);
+        tracing::info!(epoch = record.epoch, generation = record.generation, members = ?record.members, "primary");
+        let inbox = Arc::new(LinkInbox::default());
+        let links =
+            record.members.keys().map(|member| Ok((*member, Link::open(port, *member, options.set, &inbox, handle)?)));
+        let links = links.collect::<std::io::Result<BTreeMap<Replica, Link>>>()?;
+        let now = Instant::now();
+        let mut disk = MirroredDisk {
+            machine: Primary::begin(layout, record, promised_ms),
+            pausing: links.keys().map(|member| (*member, now)).collect(),
+            links,
+            inbox,
+            desk,
+            volume: Arc::new(volume),
+            pool: WorkerPool::new("disk", WORKERS)?,
+            rings: Arc::default(),
+            open: HashMap::new(),
+            pieces: HashMap::new(),
+            next_number: 1,
+            reading: HashMap::new(),
+            read: Arc::default(),
+            owner: None,
+            fence: KeptFence::default(),
+            epoch,
+            handle: handle.clone(),
+            began: now,
+            due: now,
+            failure: None,
+        };
+        disk.turn(now);
+        Ok(disk)
+    }
+
+    /// As [`crate::Disk::owned_by`].
+    pub fn owned_by(self, owner: Endpoint, fence: KeptFence) -> MirroredDisk {
+        MirroredDisk { owner: Some(owner), fence, ..self }
+    }
+
+    pub fn close(self) -> Result<(), Failure> {
+        drop(self.pool);
+        self.failure.map_or(Ok(()), |failure| Err(failure.into()))
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+
+    // ---- the machine
+
+    fn act(&mut self, acts: Vec<PrimaryAct<Content>>) {
+        let epoch = self.machine.epoch();
+        for act in acts {
+            match act {
+                PrimaryAct::Send(to, message) => {
+                    if let Some(link) = self.links.get(&to) {
+                        link.say(epoch, message);
+                    }
+                }
+                PrimaryAct::Copy { to, seq, range } => self.copy(to, epoch, seq, range),
+                PrimaryAct::Read { id, range } => self.read_piece(id, range),
+                PrimaryAct::Reply { id, reply: DiskReply::Written | DiskReply::Flushed } => self.done(id, Ok(())),
+                PrimaryAct::Propose(record) => self.desk.propose(record),
+                PrimaryAct::Over { epoch } => self.end(format!("epoch {epoch} has another primary")),
+                PrimaryAct::Better(other) => self.end(format!("copy {} knows more than the own one", other.0)),
+            }
+        }
+    }
+
+    fn end(&mut self, why: String) {
+        tracing::warn!(why, "not primary any more");
+        self.failure.get_or_insert(why);
+        self.handle.stop();
+    }
+
+    /// Nothing else happens to these blocks until the copy is accepted.
+    fn copy(&mut self, to: Replica, epoch: u32, seq: u64, range: BlockRange) {
+        let Some(link) = self.links.get(&to) else { return };
+        let (volume, turn) = (Arc::clone(&self.volume), link.in_turn());
+        let done = self.pool.run(move || match read_all(&volume, range) {
+            Ok(bytes) => {
+                let data = Content::Bytes(Arc::new(bytes));
+                turn.say(epoch, ReplicaMessage::Copy { seq, range, data });
+            }
+            Err(errno) => tracing::error!(%errno, first = range.first, "the own copy cannot be read"),
+        });
+        if let Err(error) = done {
+            tracing::error!(%error, "a copy was refused");
+        }
+    }
+
+    fn turn(&mut self, now: Instant) {
+        for (member, said) in self.inbox.take() {
+            let now_ms = self.now_ms();
+            match said {
+                LinkSaid::Answer(turn, answer) => {
+                    if self.links.get(&member).is_some_and(|link| link.turn() == turn) {
+                        let acts = self.machine.answered(member, answer, now_ms);
+                        self.act(acts);
+                    }
+                }
+                LinkSaid::Reserved(id, result) => self.done(id, result),
+                LinkSaid::Broken(turn) => {
+                    // Unless it began anew since.
+                    if self.links.get(&member).is_some_and(|link| link.turn() == turn + 1) {
+                        self.lose(member, now);
+                    }
+                }
+            }
+        }
+        let read = std::mem::take(&mut *self.read.lock());
+        for (number, result) in read {
+            self.has_read(number, result);
+        }
+        let heard = self.desk.hear(now);
+        for decided in heard {
+            let now_ms = self.now_ms();
+            let acts = self.machine.decided(decided, now_ms);
+            self.act(acts);
+        }
+        let is_silent =
+            |one: &(&Replica, &Link)| one.1.silent_for() > SILENT && self.machine.record().is_current(*one.0);
+        let silent: Vec<Replica> = self.links.iter().filter(is_silent).map(|one| *one.0).collect();
+        for member in silent {
+            self.lose(member, now);
+        }
+        let back: Vec<Replica> = self.pausing.iter().filter(|one| *one.1 <= now).map(|one| *one.0).collect();
+        for member in back {
+            self.pausing.remove(&member);
+            if let Some(link) = self.links.get(&member) {
+                link.begin_turn();
+            }
+            let now_ms = self.now_ms();
+            let acts = self.machine.link_up(member, now_ms);
+            self.act(acts);
+        }
+        if now >= self.due {
+            self.due = now + TICK;
+            let now_ms = self.now_ms();
+            let acts = self.machine.tick(now_ms);
+            self.act(acts);
+        }
+    }
+
+    fn lose(&mut self, member: Replica, now: Instant) {
+        if self.pausing.contains_key(&member) {
+            return;
+        }
+        tracing::info!(copy = member.0, "no link to a copy");
+        self.pausing.insert(member, now + LINK_PAUSE);
+        if let Some(link) = self.links.get(&member) {
+            link.begin_turn();
+        }
+        let now_ms = self.now_ms();
+        let acts = self.machine.link_down(member, now_ms);
+        self.act(acts);
+    }
+
+    // ---- clients
+
+    fn take(&mut self, request: Request, ticket: Ticket) -> (u64, Arc<Request>) {
+        let (number, request) = (self.number(), Arc::new(request));
+        let open = Open {
+            request: Arc::clone(&request),
+            _ticket: ticket,
+            left: BTreeSet::new(),
+            places: HashMap::new(),
+            then_flush: false,
+            in_bytes: 0,
+            error: None,
+        };
+        self.open.insert(number, open);
+        (number, request)
+    }
+
+    /// A piece of a request; what it is done with comes by [`MirroredDisk::done`].
+    fn piece(&mut self, of: u64) -> u64 {
+        let number = self.number();
+        self.pieces.insert(number, of);
+        if let Some(open) = self.open.get_mut(&of) {
+            open.left.insert(number);
+        }
+        number
+    }
+
+    fn ask(&mut self, piece: u64, request: DiskRequest<Content>) {
+        if let DiskRequest::Write { range, .. } = &request {
+            let touches =
+                |reading: &&mut Reading| reading.range.first < range.end() && range.first < reading.range.end();
+            self.reading.values_mut().filter(touches).for_each(|reading| reading.is_stale = true);
+        }
+        let now_ms = self.now_ms();
+        let acts = self.machine.ask(piece, request, now_ms);
+        self.act(acts);
+    }
+
+    fn done(&mut self, piece: u64, result: Result<(), Errno>) {
+        let Some(of) = self.pieces.remove(&piece) else { return };
+        let Some(open) = self.open.get_mut(&of) else { return };
+        open.left.remove(&piece);
+        open.places.remove(&piece);
+        if let Err(errno) = result {
+            open.error.get_or_insert(errno);
+        }
+        self.answer_if_done(of);
+    }
+
+    fn answer_if_done(&mut self, of: u64) {
+        let Some(open) = self.open.get_mut(&of).filter(|open| open.left.is_empty()) else { return };
+        if open.error.is_none() && std::mem::take(&mut open.then_flush) {
+            let piece = self.piece(of);
+            return self.ask(piece, DiskRequest::Flush);
+        }
+        let Some(Open { request, in_bytes, error, .. }) = self.open.remove(&of) else { return };
+        // Nobody reads into it any more.
+        let Some(request) = Arc::into_inner(request) else { return };
+        match error {
+            None => request.reply([0; 4], in_bytes),
+            Some(errno) => request.fail(errno),
+        }
+    }
+
+    fn read(&mut self, of: u64, spans: &[(u64, u64)]) {
+        let mut at = 0;
+        for (offset, bytes) in spans.iter().filter(|span| span.1 > 0) {
+            let range = BlockRange { first: offset / BLOCK, count: (bytes / BLOCK) as u32 };
+            let piece = self.piece(of);
+            if let Some(open) = self.open.get_mut(&of) {
+                open.places.insert(piece, (range, at));
+                open.in_bytes += *bytes as u32;
+            }
+            at += *bytes as u32;
+        }
+        let pieces: Vec<(u64, BlockRange)> = self
+            .open
+            .get(&of)
+            .into_iter()
+            .flat_map(|open| &open.places)
+            .map(|(piece, place)| (*piece, place.0))
+            .collect();
+        for (piece, range) in pieces {
+            self.ask(piece, DiskRequest::Read { range });
+        }
+        self.answer_if_done(of);
+    }
+
+    fn read_piece(&mut self, piece: u64, range: BlockRange) {
+        let Some(open) = self.pieces.get(&piece).and_then(|of| self.open.get(of)) else { return };
+        let Some((_, at)) = open.places.get(&piece).copied() else { return };
+        let (offset, bytes, request) = (range.first * BLOCK, u64::from(range.count) * BLOCK, Arc::clone(&open.request));
+        if at == 0 && self.volume.read_cached(offset, bytes as u32, &Arena(&request)) {
+            drop(request);
+            return self.done(piece, Ok(()));
+        }
+        self.reading.insert(piece, Reading { range, is_stale: false });
+        let (volume, read, handle) = (Arc::clone(&self.volume), Arc::clone(&self.read), self.handle.clone());
+        let done = self.pool.run(move || {
+            let result = volume.read_at(offset, bytes, &Arena(&request), at).map(drop);
+            drop(request);
+            read.lock().push((piece, result));
+            handle.poke();
+        });
+        if let Err(error) = done {
+            tracing::error!(%error, "a read was refused");
+            self.reading.remove(&piece);
+            self.done(piece, Err(Errno::IO));
+        }
+    }
+
+    fn has_read(&mut self, piece: u64, result: Result<(), Errno>) {
+        match self.reading.remove(&piece) {
+            Some(Reading { range, is_stale: true }) if result.is_ok() => self.ask(piece, DiskRequest::Read { range }),
+            _ => self.done(piece, result),
+        }
+    }
+
+    fn write(&mut self, request: Request, ticket: Ticket, offset: u64, durability: Durability) {
+        let bytes = u64::from(request.out_bytes());
+        let data = Content::Bytes(Arc::new(request.data()));
+        let (of, _) = self.take(request, ticket);
+        if let Some(open) = self.open.get_mut(&of) {
+            open.then_flush = durability == Durability::Power;
+        }
+        if bytes > 0 {
+            let range = BlockRange { first: offset / BLOCK, count: (bytes / BLOCK) as u32 };
+            let piece = self.piece(of);
+            self.ask(piece, DiskRequest::Write { range, data });
+        }
+        self.answer_if_done(of);
+    }
+
+    fn discard(&mut self, of: u64, offset: u64, bytes: u64) {
+        let (mut first, end) = (offset / BLOCK, (offset + bytes) / BLOCK);
+        let mut pieces = Vec::new();
+        while first < end {
+            // No piece touches more extents than it must.
+            let next = ((first / DISCARD_BLOCKS + 1) * DISCARD_BLOCKS).min(end);
+            pieces.push((self.piece(of), BlockRange { first, count: (next - first) as u32 }));
+            first = next;
+        }
+        for (piece, range) in pieces {
+            self.ask(piece, DiskRequest::Write { range, data: Content::Zeros });
+        }
+        self.answer_if_done(of);
+    }
+
+    /// At each current copy.
+    fn allocate(&mut self, of: u64, offset: u64, bytes: u64, need: Need) {
+        let range = BlockRange { first: offset / BLOCK, count: u32::try_from(bytes / BLOCK).unwrap_or(u32::MAX) };
+        let current: Vec<Replica> = self.machine.record().current().filter(|it| self.links.contains_key(it)).collect();
+        let pieces: Vec<(Replica, u64)> = current.into_iter().map(|member| (member, self.piece(of))).collect();
+        for (member, piece) in pieces {
+            match self.links.get(&member).filter(|_| !self.pausing.contains_key(&member)) {
+                Some(link) => link.reserve(piece, need, range),
+                None => self.done(piece, Ok(())),
+            }
+        }
+        self.answer_if_done(of);
+    }
+
+    /// Whole blocks inside the disk.
+    fn is_range(&self, offset: u64, bytes: u64) -> bool {
+        let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= self.volume.bytes());
+        is_inside && offset.is_multiple_of(BLOCK) && bytes.is_multiple_of(BLOCK)
+    }
+
+    fn spans_of(&self, request: &Request) -> Result<Vec<(u64, u64)>, Errno> {
+        if request.out_bytes() as usize > SPANS_MAX * size_of::<Span>() {
+            return Err(Errno::INVAL);
+        }
+        let data = request.data();
+        let spans = <[Span]>::ref_from_bytes(&data).map_err(|_| Errno::INVAL)?;
+        let spans: Vec<(u64, u64)> = spans.iter().map(|span| (span.offset.get(), span.bytes.get())).collect();
+        let total = spans.iter().try_fold(0_u64, |sum, span| sum.checked_add(span.1)).ok_or(Errno::RANGE)?;
+        if !spans.iter().all(|span| self.is_range(span.0, span.1)) {
+            return Err(Errno::INVAL);
+        }
+        if total > u64::from(request.in_capacity()) { Err(Errno::RANGE) } else { Ok(spans) }
+    }
+}
+
+impl Service for MirroredDisk {
+    fn opened(&mut self, client: ClientId, from: Endpoint, hello: &Hello) -> HelloReply {
+        if self.owner == Some(from)
+            && let Err(refused) = self.fence.hear(hello.epochs.own)
+        {
+            return refused;
+        }
+        self.rings.opened(from, client);
+        HelloReply::STATELESS
+    }
+
+    fn submit(&mut self, request: Request) {
+        let Some(ticket) = self.rings.begin(request.from(), request.client()) else {
+            return request.fail(Errno::STALE);
+        };
+        let asked = match Ask::decode(request.op(), request.flags(), request.args(), &[]) {
+            Ok(asked) => asked,
+            Err(why) => return request.refuse(why),
+        };
+        let changes = matches!(asked, Ask::Write(_) | Ask::Discard(_) | Ask::Allocate(_));
+        if changes && self.owner.is_some_and(|owner| owner != request.from()) {
+            return request.fail(Errno::ACCESS);
+        }
+        let range = match &asked {
+            Ask::Read(it) => (it.offset, it.bytes),
+            Ask::Write(it) => (it.offset, request.out_bytes().into()),
+            Ask::Discard(it) => (it.offset, it.bytes),
+            Ask::Allocate(it) => (it.offset, it.bytes),
+            Ask::Info(_) | Ask::Readv(_) | Ask::Flush(_) => (0, 0),
+        };
+        if !self.is_range(range.0, range.1) {
+            return request.fail(Errno::INVAL);
+        }
+        match asked {
+            Ask::Info(_) => {
+                let (bytes, block_bytes, epoch) = (self.volume.bytes(), BLOCK, self.epoch);
+                request.reply(VolumeInfo { bytes, block_bytes, flags: 0, epoch }, 0);
+            }
+            Ask::Read(it) if it.bytes > u64::from(request.in_capacity()) => request.fail(Errno::RANGE),
+            Ask::Read(it) => {
+                let (of, _) = self.take(request, ticket);
+                self.read(of, &[(it.offset, it.bytes)]);
+            }
+            Ask::Readv(_) => match self.spans_of(&request) {
+                Ok(spans) => {
+                    let (of, _) = self.take(request, ticket);
+                    self.read(of, &spans);
+                }
+                Err(errno) => request.fail(errno),
+            },
+            Ask::Write(it) => self.write(request, ticket, it.offset, it.durability),
+            Ask::Discard(it) => {
+                let (of, _) = self.take(request, ticket);
+                self.discard(of, it.offset, it.bytes);
+            }
+            Ask::Allocate(it) => {
+                let (of, _) = self.take(request, ticket);
+                self.allocate(of, it.offset, it.bytes, it.need);
+            }
+            Ask::Flush(_) => {
+                let (of, _) = self.take(request, ticket);
+                let piece = self.piece(of);
+                self.ask(piece, DiskRequest::Flush);
+            }
+        }
+    }
+
+    fn closed(&mut self, client: ClientId) {
+        self.rings.closed(client);
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        Some(self.pausing.values().copied().chain([self.due]).min().unwrap_or(self.due))
+    }
+
+    fn tick(&mut self, now: Instant) {
+        self.turn(now);
+    }
+}
+
+fn read_all(volume: &Volume, range: BlockRange) -> Result<Vec<u8>, Errno> {
+    let bytes = range.count as usize * BLOCK as usize;
+    let memory = Heap(Mutex::new(vec![0; bytes]));
+    volume.read(range.first * BLOCK, bytes as u64, &memory)?;
+    Ok(memory.0.into_inner())
+}
+
+/// Memory of this process.
+struct Heap(Mutex<Vec<u8>>);
+
+impl disk_core::Bulk for Heap {
+    fn fill(&self, at: u32, file: std::os::fd::BorrowedFd<'_>, offset: u64, bytes: u32) -> Result<u32, Errno> {
+        let mut memory = self.0.lock();
+        let place = memory.get_mut(at as usize..).and_then(|rest| rest.get_mut(..bytes as usize));
+        let place = place.ok_or(Errno::RANGE)?;
+        let mut done = 0;
+        while done < place.len() {
+            let rest = place.get_mut(done..).unwrap_or_default();
+            match rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut *rest, offset + done as u64))? {
+                0 => break,
+                got => done += got,
+            }
+        }
+        Ok(done as u32)
+    }
+
+    fn fill_cached(&self, _: u32, _: std::os::fd::BorrowedFd<'_>, _: u64, _: u32) -> Result<bool, Errno> {
+        Ok(false)
+    }
+
+    fn drain(&self, _: std::os::fd::BorrowedFd<'_>, _: u64, _: u32) -> Result<(), Errno> {
+        Err(Errno::NOTSUP)
+    }
+}
+
+// ---- how it becomes primary
+
+/// The record of the epoch that begins now.
+fn take_over(desk: &mut RecordDesk, options: &SetOptions, port: &SharedPort) -> Result<ReplicaRecord, Failure> {
+    let until = Instant::now() + PREPARATION;
+    desk.wait_until(until, |desk| desk.is_listed)?;
+    loop {
+        let next = match &desk.heard {
+            Some(record) if record.set != options.set => {
+                return Err(format!("the record is of set {}, and this disk of {}", record.set, options.set).into());
+            }
+            Some(record) => {
+                record.succeeded_by(options.own).ok_or("the own copy is behind: another one is to be primary")?
+            }
+            None => begin_set(options, port)?,
+        };
+        desk.propose(next.clone());
+        let mut decided = Vec::new();
+        while decided.is_empty() {
+            if Instant::now() >= until {
+                return Err("the cluster engine does not answer".into());
+            }
+            desk.socket.wait(DESK_PAUSE);
+            decided = desk.hear(Instant::now());
+        }
+        if decided.contains(&Decided::Accepted) {
+            return Ok(next);
+        }
+    }
+}
+
+/// A set that nobody has begun: its first copy is what is there. It is marked before the record says so.
+fn begin_set(options: &SetOptions, port: &SharedPort) -> Result<ReplicaRecord, Failure> {
+    let record = ReplicaRecord::new(options.set, options.own, &options.others);
+    let (state, _) = greet(options, record.epoch, port)?;
+    match state.mark {
+        None => {
+            let session = session_with(options.own, port)?;
+            session.ask(Greet { epoch: record.epoch.into(), set: options.set }, ENCODED_BYTES_MAX as u32)?;
+            let missing = encode_behind(&BTreeMap::new());
+            session.ask(MarkCopy { generation: record.generation, whole: 1, missing: &missing }, 0)?;
+        }
+        Some(mark) if mark.set == options.set && mark.generation == record.generation && mark.whole => (),
+        Some(mark) => {
+            let what = format!(
+                "the engine has no record of this disk, and its copy is of set {}, generation {}",
+                mark.set, mark.generation
+            );
+            return Err(what.into());
+        }
+    }
+    Ok(record)
+}
+
+fn session_with(copy: Replica, port: &SharedPort) -> Result<BlockingSession, Failure> {
+    let number = Endpoint::COPY.number() + u32::from(copy.0);
+    let endpoint = Endpoint::new(number).ok_or("no such copy")?;
+    let connect = PortConnect::new(port.clone(), endpoint, GREETING);
+    Ok(BlockingSession::open(Box::new(connect), GREETING, Identity::default())?)
+}
+
+/// The own copy: nobody of an earlier epoch changes it from now on, or is promised anything.
+fn greet(options: &SetOptions, epoch: u32, port: &SharedPort) -> Result<(CopyState, u64), Failure> {
+    let session = session_with(options.own, port)?;
+    let (welcomed, data) = session.ask(Greet { epoch: epoch.into(), set: options.set }, ENCODED_BYTES_MAX as u32)?;
+    let state = CopyState::decode(&data).ok_or("the copy says what makes no sense")?;
+    Ok((state, welcomed.promised_ms))
+}
+
+impl RecordDesk {
+    fn open(socket: OwnedFd, key: String, handle: &Handle) -> Result<RecordDesk, Failure> {
+        Ok(RecordDesk {
+            socket: DeskSocket::open(socket, handle.clone())?,
+            key,
+            modified: 0,
+            next_id: 1,
+            proposed: None,
+            ask_again: None,
+            is_listed: false,
+            heard: None,
+        })
+    }
+
+    fn wait_until(&mut self, until: Instant, is_so: impl Fn(&RecordDesk) -> bool) -> Result<(), Failure> {
+        while !is_so(self) {
+            if Instant::now() >= until {
+                return Err("the daemon did not tell what is in the cluster engine".into());
+            }
+            self.socket.wait(DESK_PAUSE);
+            self.hear(Instant::now());
+        }
+        Ok(())
+    }
+
+    fn propose(&mut self, record: ReplicaRecord) {
+        self.next_id += 1;
+        self.proposed = Some((self.next_id, record));
+        self.ask();
+    }
+
+    fn ask(&mut self) {
+        let Some((id, record)) = &self.proposed else { return };
+        let given = match self.modified {
+            0 => Given::Absent(self.key.clone()),
+            modified => Given::Modified(self.key.clone(), modified),
+        };
+        let value = serde_json::to_vec(record).unwrap_or_default();
+        let edits = vec![Edit::Put { key: self.key.clone(), value, stay: Stay::Kept }];
+        let question = DeskQuestion::Transact { givens: vec![given], edits };
+        self.ask_again = None;
+        self.socket.ask(&ToDesk { id: *id, question });
+    }
+
+    /// What was decided about the record since.
+    fn hear(&mut self, now: Instant) -> Vec<Decided> {
+        self.socket.flush();
+        if self.ask_again.is_some_and(|at| at <= now) {
+            self.ask();
+        }
+        let mut decided = Vec::new();
+        for said in self.socket.heard() {
+            match said {
+                // Another daemon: what was not answered is asked again.
+                FromDesk::Hello(_) => self.ask(),
+                FromDesk::Put(known) if known.key == self.key => decided.extend(self.learn(&known)),
+                FromDesk::Listed { .. } => self.is_listed = true,
+                FromDesk::Done { id, revision } if self.is_proposed(id) => {
+                    let proposed = self.proposed.take();
+                    self.modified = self.modified.max(revision);
+                    self.heard = proposed.map(|it| it.1).or(self.heard.take());
+                    decided.push(Decided::Accepted);
+                }
+                FromDesk::Conflict { id, current } if self.is_proposed(id) => {
+                    let known = current.into_iter().flatten().find(|known| known.key == self.key);
+                    let is_mine = known.as_ref().and_then(parse) == self.proposed.as_ref().map(|it| it.1.clone());
+                    self.proposed = None;
+                    match known {
+                        // It had happened.
+                        Some(known) if is_mine => {
+                            self.modified = self.modified.max(known.modified);
+                            self.heard = parse(&known);
+                            decided.push(Decided::Accepted);
+                        }
+                        Some(known) => {
+                            (self.modified, self.heard) = (known.modified, parse(&known));
+                            decided.extend(self.heard.clone().map(Decided::Conflict));
+                        }
+                        None => tracing::error!("the record of this disk is gone"),
+                    }
+                }
+                FromDesk::Failed { id, why } if self.is_proposed(id) => {
+                    if matches!(why, Unanswered::Full | Unanswered::Refused) {
+                        tracing::error!(?why, "the record cannot be changed");
+                    }
+                    self.ask_again = Some(now + DESK_PAUSE);
+                }
+                _ => (),
+            }
+        }
+        decided
+    }
+
+    fn is_proposed(&self, id: u64) -> bool {
+        self.proposed.as_ref().is_some_and(|proposed| proposed.0 == id)
+    }
+
+    /// Told by the daemon: also what this process wrote itself.
+    fn learn(&mut self, known: &Known) -> Option<Decided> {
+        if known.modified <= self.modified {
+            return None;
+        }
+        let record = parse(known)?;
+        let is_own = self.proposed.as_ref().is_some_and(|proposed| proposed.1 == record);
+        if !is_own {
+            self.modified = known.modified;
+            self.heard = Some(record.clone());
+            return Some(Decided::Conflict(record)).filter(|_| self.is_listed && self.proposed.is_none());
+        }
+        None
+    }
+}
+
+fn parse(known: &Known) -> Option<ReplicaRecord> {
+    let parsed = serde_json::from_slice(&known.value);
+    if let Err(error) = &parsed {
+        tracing::error!(%error, "the record of this disk makes no sense");
+    }
+    parsed.ok()
+}

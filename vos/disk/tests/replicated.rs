@@ -1,0 +1,411 @@
+//! A replicated disk whose servers are killed under load: nothing acknowledged is lost, no client sees an error, and in
+//! the end the images are equal. The cluster engine is a table of the test behind the desks of the servers.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use abi::Endpoint;
+use histories::rng::Rng;
+use libvos::{DiskClient, Durability, Need, Size};
+use replica_core::{Replica, ReplicaRecord};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+use serde_json::json;
+use vos_api::desk::{DeskQuestion, Edit, FromDesk, Given, Known, PACKET_BYTES_MAX, ToDesk, Unanswered};
+use vos_rt::testkit::{Process, Program, World};
+
+const BLOCK: usize = 4096;
+const BLOCKS: u64 = 2048;
+const SIZE: Size = Size { entries: 64, arena_bytes: 8 << 20 };
+const SET: u64 = 77;
+/// All that is waited for here comes in seconds.
+const SOON: Duration = Duration::from_secs(30);
+
+fn main() -> std::process::ExitCode {
+    vos_rt::testkit::main(
+        server,
+        &[
+            ("what_is_written_is_on_all_copies", what_is_written_is_on_all_copies),
+            ("copy_that_dies_is_left_behind_and_catches_up", copy_that_dies_is_left_behind_and_catches_up),
+            (
+                "another_copy_takes_over_with_all_that_was_acknowledged",
+                another_copy_takes_over_with_all_that_was_acknowledged,
+            ),
+            ("nothing_is_decided_while_the_engine_is_away", nothing_is_decided_while_the_engine_is_away),
+            (
+                "disk_is_refused_a_copy_of_another_set_or_one_that_lost_its_data",
+                disk_is_refused_a_copy_of_another_set_or_one_that_lost_its_data,
+            ),
+            ("servers_killed_at_any_moment_lose_nothing", servers_killed_at_any_moment_lose_nothing),
+        ],
+    )
+}
+
+/// A copy has a file for what it knows of itself.
+fn server() -> std::process::ExitCode {
+    let record = std::env::var(vos_rt::SPAWN_VARIABLE).unwrap_or_default();
+    if record.contains("\"kept\"") { disk::copy_main_from_spawn() } else { disk::main_from_spawn() }
+}
+
+/// Keys, values, and the revision in which each became what it is.
+#[derive(Default)]
+struct Engine {
+    entries: Mutex<(u64, BTreeMap<String, (Vec<u8>, u64)>)>,
+    is_away: AtomicBool,
+}
+
+impl Engine {
+    /// The server's end of a desk.
+    fn desk(self: &Arc<Engine>) -> OwnedFd {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket pair");
+        let engine = Arc::clone(self);
+        std::thread::spawn(move || engine.serve(&ours));
+        theirs
+    }
+
+    fn serve(&self, socket: &OwnedFd) {
+        let say = |said: FromDesk| send(socket, &said.encode(), SendFlags::NOSIGNAL).is_ok();
+        say(FromDesk::Hello(versions::DESK.speaks));
+        let (revision, entries) = self.entries.lock().expect("nobody panicked").clone();
+        for (key, (value, modified)) in entries {
+            say(FromDesk::Put(Known { key, value, created: modified, modified }));
+        }
+        say(FromDesk::Listed { revision });
+        let mut buffer = vec![0; PACKET_BYTES_MAX];
+        while let Ok((_, received)) = recv(socket, &mut buffer[..], RecvFlags::empty()) {
+            let Some(asked) = buffer.get(..received).filter(|packet| !packet.is_empty()).and_then(ToDesk::decode)
+            else {
+                return;
+            };
+            if !say(self.answer(asked)) {
+                return;
+            }
+        }
+    }
+
+    fn answer(&self, ToDesk { id, question }: ToDesk) -> FromDesk {
+        if self.is_away.load(Ordering::Acquire) {
+            return FromDesk::Failed { id, why: Unanswered::Away };
+        }
+        let DeskQuestion::Transact { givens, edits } = question else { panic!("nobody reads") };
+        let mut guard = self.entries.lock().expect("nobody panicked");
+        let (revision, entries) = &mut *guard;
+        let known = |key: &str| {
+            let (value, modified) = entries.get(key)?.clone();
+            Some(Known { key: key.to_owned(), value, created: modified, modified })
+        };
+        let holds = |given: &Given| match given {
+            Given::Absent(key) => !entries.contains_key(key),
+            Given::Modified(key, at) => entries.get(key).is_some_and(|entry| entry.1 == *at),
+            _ => false,
+        };
+        if !givens.iter().all(holds) {
+            return FromDesk::Conflict { id, current: givens.iter().map(|given| known(given.key())).collect() };
+        }
+        *revision += 1;
+        for edit in edits {
+            let Edit::Put { key, value, .. } = edit else { panic!("nothing is deleted") };
+            entries.insert(key, (value, *revision));
+        }
+        FromDesk::Done { id, revision: *revision }
+    }
+
+    fn record(&self) -> Option<ReplicaRecord> {
+        let entries = self.entries.lock().expect("nobody panicked");
+        let (value, _) = entries.1.get("disk.0")?;
+        Some(serde_json::from_slice(value).expect("a record"))
+    }
+}
+
+struct Set {
+    world: World,
+    engine: Arc<Engine>,
+    images: Vec<tempfile::NamedTempFile>,
+    kept: Vec<tempfile::NamedTempFile>,
+}
+
+fn open(file: &tempfile::NamedTempFile) -> OwnedFd {
+    File::options().read(true).write(true).open(file.path()).expect("the file").into()
+}
+
+impl Set {
+    fn new(copies: usize) -> Set {
+        let file = |_| tempfile::NamedTempFile::new().expect("temporary file");
+        let images: Vec<_> = (0..copies).map(file).collect();
+        images.iter().for_each(|image| image.as_file().set_len(BLOCKS * BLOCK as u64).expect("size"));
+        Set { world: World::new(), engine: Arc::default(), images, kept: (0..copies).map(file).collect() }
+    }
+
+    fn copy(&self, number: usize) -> Process {
+        self.copy_of(number, SET)
+    }
+
+    fn copy_of(&self, number: usize, set: u64) -> Process {
+        self.world.start(Program {
+            endpoint: Endpoint::new(Endpoint::COPY.number() + number as u32).expect("a number"),
+            fds: vec![("image", open(&self.images[number])), ("kept", open(&self.kept[number]))],
+            options: json!({ "set": set, "disk": Endpoint::DISK.number() }),
+            epoch: 0,
+        })
+    }
+
+    fn program(&self, own: usize) -> Program {
+        let copies = (1_u64 << self.images.len()) - 1;
+        Program {
+            endpoint: Endpoint::DISK,
+            fds: vec![("image", open(&self.images[own])), ("desk", self.engine.desk())],
+            options: json!({ "set": SET, "own": own, "copies": copies }),
+            epoch: 0,
+        }
+    }
+
+    fn disk(&self, own: usize) -> Process {
+        self.world.start(self.program(own))
+    }
+
+    fn client(&self) -> DiskClient {
+        DiskClient::new(self.world.blocking(Endpoint::DISK, SIZE))
+    }
+
+    /// Until the record is as `is_so` wants it.
+    fn await_record(&self, what: &str, is_so: impl Fn(&ReplicaRecord) -> bool) {
+        let begun = Instant::now();
+        while !self.engine.record().is_some_and(|record| is_so(&record)) {
+            assert!(begun.elapsed() < SOON, "not {what}: {:?}", self.engine.record());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn await_all_current(&self) {
+        self.await_record("all current", |record| record.current().count() == self.images.len());
+    }
+
+    fn bytes(&self, number: usize) -> Vec<u8> {
+        let mut bytes = vec![0; BLOCKS as usize * BLOCK];
+        self.images[number].as_file().read_exact_at(&mut bytes, 0).expect("the image");
+        bytes
+    }
+
+    fn assert_equal(&self) {
+        let first = self.bytes(0);
+        for number in 1..self.images.len() {
+            let other = self.bytes(number);
+            let differ = (0..BLOCKS as usize).find(|at| first[at * BLOCK..][..BLOCK] != other[at * BLOCK..][..BLOCK]);
+            assert_eq!(differ, None, "copy {number} differs from the first");
+        }
+    }
+}
+
+/// What block `index` holds after its `version`-th write.
+fn block(index: u64, version: u64) -> Vec<u8> {
+    (index << 32 | version).to_le_bytes().repeat(BLOCK / 8)
+}
+
+fn what_is_written_is_on_all_copies() {
+    let set = Set::new(3);
+    let _copies: Vec<Process> = (0..3).map(|number| set.copy(number)).collect();
+    let _disk = set.disk(0);
+    let client = set.client();
+    assert_eq!(client.info().expect("told").bytes, BLOCKS * BLOCK as u64);
+    for index in 0..100 {
+        client.write(index * 7 * BLOCK as u64, &block(index, 1), Durability::Server).expect("written");
+    }
+    set.await_all_current();
+    // Long ones, across extents, and what is read of them.
+    let long: Vec<u8> = (0..256).flat_map(|index| block(index, 2)).collect();
+    client.write(200 * BLOCK as u64, &long, Durability::Power).expect("written");
+    assert_eq!(client.read(200 * BLOCK as u64, long.len()).expect("read"), long);
+    client.discard(210 * BLOCK as u64, 300 * BLOCK as u64).expect("discarded");
+    assert_eq!(client.read(209 * BLOCK as u64, 2 * BLOCK).expect("read"), [block(9, 2), vec![0; BLOCK]].concat());
+    client.allocate(0, BLOCKS * BLOCK as u64, Need::Server).expect("there is room");
+    client.flush().expect("flushed");
+    set.assert_equal();
+    let allocated = |number: usize| {
+        std::os::unix::fs::MetadataExt::blocks(&set.images[number].as_file().metadata().expect("a file"))
+    };
+    assert!((0..3).all(|number| allocated(number) * 512 >= BLOCKS * BLOCK as u64), "room was made on each");
+}
+
+fn copy_that_dies_is_left_behind_and_catches_up() {
+    let set = Set::new(2);
+    let (_own, other) = (set.copy(0), set.copy(1));
+    let _disk = set.disk(0);
+    let client = set.client();
+    client.write(0, &block(0, 1), Durability::Server).expect("written");
+    set.await_all_current();
+    other.kill();
+    let begun = Instant::now();
+    client.write(0, &block(0, 2), Durability::Power).expect("written without it");
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    set.await_record("alone", |record| !record.is_current(Replica(1)));
+    for index in 0..50 {
+        client.write(index * BLOCK as u64, &block(index, 3), Durability::Server).expect("written");
+    }
+    assert_eq!(set.bytes(1)[..8], block(0, 1)[..8], "it missed them");
+    let _other = set.copy(1);
+    set.await_all_current();
+    set.assert_equal();
+    client.write(BLOCK as u64, &block(1, 4), Durability::Server).expect("written");
+    set.assert_equal();
+}
+
+fn another_copy_takes_over_with_all_that_was_acknowledged() {
+    let set = Set::new(2);
+    let (own, other) = (set.copy(0), set.copy(1));
+    let disk = set.disk(0);
+    let client = set.client();
+    set.await_all_current();
+    for index in 0..200 {
+        client.write(index * BLOCK as u64, &block(index, 1), Durability::Server).expect("written");
+    }
+    // The node is gone.
+    disk.kill();
+    own.kill();
+    let disk = set.disk(1);
+    let begun = Instant::now();
+    for index in 0..200 {
+        assert_eq!(client.read(index * BLOCK as u64, BLOCK).expect("read"), block(index, 1), "block {index}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    client.write(0, &block(0, 2), Durability::Server).expect("written alone");
+    set.await_record("the other alone", |record| !record.is_current(Replica(0)) && record.primary == Replica(1));
+    // It comes back, and is primary again.
+    let _own = set.copy(0);
+    set.await_all_current();
+    disk.terminate();
+    let _disk = set.disk(0);
+    assert_eq!(client.read(0, BLOCK).expect("read"), block(0, 2));
+    set.await_all_current();
+    set.assert_equal();
+    drop(other);
+}
+
+fn nothing_is_decided_while_the_engine_is_away() {
+    let set = Set::new(2);
+    let (_own, other) = (set.copy(0), set.copy(1));
+    let _disk = set.disk(0);
+    let client = set.client();
+    set.await_all_current();
+    client.write(0, &block(0, 1), Durability::Server).expect("written");
+    set.engine.is_away.store(true, Ordering::Release);
+    client.write(0, &block(0, 2), Durability::Server).expect("nobody leaves: nothing is decided");
+    other.kill();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.write(0, &block(0, 3), Durability::Server));
+        std::thread::sleep(Duration::from_secs(2));
+        assert!(!waiting.is_finished(), "nobody decides alone that a copy is behind");
+        assert_eq!(set.engine.record().map(|record| record.current().count()), Some(2));
+        set.engine.is_away.store(false, Ordering::Release);
+        waiting.join().expect("no panic").expect("written when it is decided");
+    });
+    set.await_record("alone", |record| !record.is_current(Replica(1)));
+}
+
+fn disk_is_refused_a_copy_of_another_set_or_one_that_lost_its_data() {
+    let set = Set::new(1);
+    let own = set.copy(0);
+    let disk = set.disk(0);
+    set.client().write(0, &block(0, 1), Durability::Power).expect("written");
+    disk.kill();
+    own.kill();
+    let is_refused = |what: &str| {
+        let begun = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| set.disk(0)));
+        assert!(begun.is_err(), "{what}");
+    };
+    // The record says another set.
+    let foreign = set.copy_of(0, SET + 1);
+    is_refused("of another set");
+    foreign.kill();
+    // Somebody took the engine's data away: the copy has a mark of more than a beginning, or of this one.
+    let record = set.engine.record().expect("there is one");
+    let key = || "disk.0".to_owned();
+    let later = ReplicaRecord { generation: record.generation, set: SET + 2, ..record };
+    let value = serde_json::to_vec(&later).expect("text");
+    set.engine.entries.lock().expect("nobody panicked").1.insert(key(), (value, 900));
+    let _own = set.copy(0);
+    is_refused("the record is of another set");
+}
+
+/// Writes its blocks in an order of its own and reads back what it wrote. Returns the versions.
+fn load(client: &DiskClient, first: u64, stop: &AtomicBool, progress: &Sender<()>) -> Vec<(u64, u64)> {
+    let mut versions: Vec<(u64, u64)> = (first..BLOCKS).step_by(2).map(|index| (index, 0)).collect();
+    let mut at = 0;
+    while !stop.load(Ordering::Relaxed) {
+        at = (at + 37) % versions.len();
+        let (index, version) = &mut versions[at];
+        let durability = if at % 20 == 0 { Durability::Power } else { Durability::Server };
+        client.write(*index * BLOCK as u64, &block(*index, *version + 1), durability).expect("write");
+        *version += 1;
+        let (index, version) = versions[(at * 3) % versions.len()];
+        let expected = if version == 0 { vec![0; BLOCK] } else { block(index, version) };
+        assert_eq!(client.read(index * BLOCK as u64, BLOCK).expect("read"), expected, "block {index}");
+        let _ = progress.send(());
+    }
+    versions
+}
+
+fn servers_killed_at_any_moment_lose_nothing() {
+    let kills = if std::env::var_os("DVS_TEST_LONG").is_some() { 300 } else { 25 };
+    let set = Set::new(3);
+    let mut copies: Vec<Option<Process>> = (0..3).map(|number| Some(set.copy(number))).collect();
+    let mut primary = 0;
+    let mut disk = Some(set.disk(primary));
+    let client = set.client();
+    set.await_all_current();
+    let stop = AtomicBool::new(false);
+    let (progress, seen) = channel();
+    let rng = &mut Rng::new(std::env::var("DVS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1));
+    let versions = std::thread::scope(|scope| {
+        let threads = [0, 1].map(|first| {
+            let (client, stop, progress) = (client.clone(), &stop, progress.clone());
+            scope.spawn(move || load(&client, first, stop, &progress))
+        });
+        drop(progress);
+        for _ in 0..kills {
+            for _ in 0..rng.below(40) {
+                seen.recv_timeout(SOON).expect("clients go on");
+            }
+            match rng.below(4) {
+                // The server of the disk alone: it goes on where it was.
+                0 => {
+                    disk.take().expect("it runs").kill();
+                    disk = Some(set.disk(primary));
+                }
+                // The copy of a backup, for a moment or for longer than is waited for.
+                1 | 2 => {
+                    let other = (primary + 1 + rng.below(2) as usize) % 3;
+                    copies[other].take().expect("it runs").kill();
+                    std::thread::sleep(Duration::from_millis(if rng.one_in(2) { 0 } else { 900 }));
+                    copies[other] = Some(set.copy(other));
+                }
+                // The node of the primary: another current one takes over.
+                _ => {
+                    set.await_all_current();
+                    disk.take().expect("it runs").kill();
+                    let lost = primary;
+                    copies[lost].take().expect("it runs").kill();
+                    primary = (primary + 1 + rng.below(2) as usize) % 3;
+                    disk = Some(set.disk(primary));
+                    if rng.one_in(2) {
+                        std::thread::sleep(Duration::from_millis(900));
+                    }
+                    copies[lost] = Some(set.copy(lost));
+                }
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        threads.map(|thread| thread.join().expect("the client saw no error")).concat()
+    });
+    set.await_all_current();
+    for (index, version) in versions {
+        let expected = if version == 0 { vec![0; BLOCK] } else { block(index, version) };
+        assert_eq!(client.read(index * BLOCK as u64, BLOCK).expect("read"), expected, "block {index}");
+    }
+    set.assert_equal();
+}
