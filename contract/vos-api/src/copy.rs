@@ -2,8 +2,8 @@
 //! [`BLOCK_BYTES`](crate::disk::BLOCK_BYTES).
 //!
 //! A ring begins with [`Greet`]; whatever comes over a ring that was not greeted, or was of an epoch that is over,
-//! answers `ESTALE`: with [`Outdated`] words when there is a later epoch, without when the ring is to be greeted. All of
-//! it may be said again: writes set bytes. `EACCES`: the ring is not the disk's. A copy whose medium fails ends.
+//! answers `ESTALE`: with [`Outdated`] words when there is a later epoch, without when the ring is to be greeted. All
+//! of it may be said again: writes set bytes. `EACCES`: the ring is not the disk's. A copy whose medium fails ends.
 
 use zerocopy::little_endian::U64;
 

@@ -52,10 +52,13 @@ fn server() -> std::process::ExitCode {
     if record.contains("\"kept\"") { disk::copy_main_from_spawn() } else { disk::main_from_spawn() }
 }
 
-/// Keys, values, and the revision in which each became what it is.
+/// Values, and the revision in which each became what it is.
+type Entries = BTreeMap<String, (Vec<u8>, u64)>;
+
 #[derive(Default)]
 struct Engine {
-    entries: Mutex<(u64, BTreeMap<String, (Vec<u8>, u64)>)>,
+    /// After the revision of the last change.
+    entries: Mutex<(u64, Entries)>,
     is_away: AtomicBool,
 }
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::lease::Promised;
 use crate::message::{Recent, ReplicaAnswer, ReplicaMessage};
 use crate::record::{CopyMark, Replica};
-use crate::{BlockRange, Extent, Layout, Ranges};
+use crate::{BlockRange, Extent, Layout, RangeSet};
 
 /// What lies beside a copy. Kept as a whole: after a loss of power it is the one before or this.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -18,7 +18,7 @@ pub struct Kept {
     /// The activity log.
     pub hot: BTreeSet<Extent>,
     /// The extents that each member that is behind misses, but for what is in the activity log.
-    pub behind: BTreeMap<Replica, Ranges>,
+    pub behind: BTreeMap<Replica, RangeSet>,
 }
 
 /// Names an operation until it is done.
@@ -269,7 +269,7 @@ impl<D: Clone> Backup<D> {
         let recent = match self.began {
             true => Recent::Extents(hot.clone()),
             false => {
-                let mut blocks = Ranges::default();
+                let mut blocks = RangeSet::default();
                 self.recent.values().for_each(|range| blocks.insert_blocks(*range));
                 Recent::Blocks(blocks)
             }

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::backup::Kept;
 use crate::message::Recent;
 use crate::record::{CopyMark, Replica};
-use crate::{Extent, Ranges};
+use crate::{Extent, RangeSet};
 
-/// Ranges of one set.
+/// RangeSet of one set.
 pub const RANGES_MAX: usize = 2048;
 /// Members of a set.
 pub const MEMBERS_MAX: usize = 16;
@@ -22,7 +22,7 @@ pub struct CopyState {
     pub is_doubtful: bool,
     pub recent: Recent,
     pub hot: BTreeSet<Extent>,
-    pub behind: BTreeMap<Replica, Ranges>,
+    pub behind: BTreeMap<Replica, RangeSet>,
 }
 
 impl CopyState {
@@ -74,14 +74,14 @@ impl Kept {
 }
 
 /// What each member that is behind misses.
-pub fn encode_behind(behind: &BTreeMap<Replica, Ranges>) -> Vec<u8> {
+pub fn encode_behind(behind: &BTreeMap<Replica, RangeSet>) -> Vec<u8> {
     let mut out = Out::default();
     out.behind(behind);
     out.0
 }
 
 /// `None`: it is none.
-pub fn decode_behind(bytes: &[u8]) -> Option<BTreeMap<Replica, Ranges>> {
+pub fn decode_behind(bytes: &[u8]) -> Option<BTreeMap<Replica, RangeSet>> {
     let mut from = In(bytes);
     let behind = from.behind()?;
     from.0.is_empty().then_some(behind)
@@ -113,7 +113,7 @@ impl Out {
         }
     }
 
-    fn ranges(&mut self, ranges: &Ranges) {
+    fn ranges(&mut self, ranges: &RangeSet) {
         let ranges = ranges.at_most(RANGES_MAX);
         self.u32(ranges.len() as u32);
         for (first, end) in ranges.iter() {
@@ -126,7 +126,7 @@ impl Out {
         self.ranges(&extents.iter().map(|extent| extent.0).collect());
     }
 
-    fn behind(&mut self, behind: &BTreeMap<Replica, Ranges>) {
+    fn behind(&mut self, behind: &BTreeMap<Replica, RangeSet>) {
         let count = behind.len().min(MEMBERS_MAX);
         self.u8(count as u8);
         for (member, missing) in behind.iter().take(count) {
@@ -173,9 +173,9 @@ impl In<'_> {
         Some(Some(CopyMark { set, generation, whole: self.bool()?, boot: self.u64()? }))
     }
 
-    fn ranges(&mut self) -> Option<Ranges> {
+    fn ranges(&mut self) -> Option<RangeSet> {
         let count = self.u32()?;
-        let mut ranges = Ranges::default();
+        let mut ranges = RangeSet::default();
         for _ in 0..count {
             let (first, end) = (self.u64()?, self.u64()?);
             if first >= end {
@@ -193,7 +193,7 @@ impl In<'_> {
         is_short.then(|| ranges.iter().flat_map(|(first, end)| first..end).map(Extent).collect())
     }
 
-    fn behind(&mut self) -> Option<BTreeMap<Replica, Ranges>> {
+    fn behind(&mut self) -> Option<BTreeMap<Replica, RangeSet>> {
         let count = self.u8()?;
         (0..count).map(|_| Some((Replica(self.u8()?), self.ranges()?))).collect()
     }
@@ -205,7 +205,7 @@ mod tests {
 
     use super::*;
 
-    fn some_ranges(rng: &mut Rng) -> Ranges {
+    fn some_ranges(rng: &mut Rng) -> RangeSet {
         (0..rng.below(5)).map(|_| rng.below(100)).collect()
     }
 
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn set_of_too_many_ranges_is_told_as_a_larger_one() {
-        let scattered: Ranges = (0..100_000).map(|number| number * 7).collect();
+        let scattered: RangeSet = (0..100_000).map(|number| number * 7).collect();
         let behind = BTreeMap::from([(Replica(3), scattered.clone())]);
         let told = decode_behind(&encode_behind(&behind)).expect("told").remove(&Replica(3)).expect("of it");
         assert!(told.len() <= RANGES_MAX);

@@ -23,7 +23,7 @@ pub use backup::{Backup, BackupAct, CopyOperation, Kept, OperationTicket};
 pub use encoding::{CopyState, ENCODED_BYTES_MAX, decode_behind, encode_behind};
 pub use message::{Recent, ReplicaAnswer, ReplicaMessage};
 pub use primary::{Decided, DiskReply, DiskRequest, Primary, PrimaryAct};
-pub use ranges::{BlockRange, Ranges};
+pub use ranges::{BlockRange, RangeSet};
 pub use record::{CopyMark, Replica, ReplicaRecord, ReplicaStanding};
 
 /// Blocks of an extent: of 4 KiB each, 1 MiB.
@@ -55,14 +55,14 @@ impl Layout {
         (range.first / each..range.end().div_ceil(each)).map(Extent)
     }
 
-    pub fn blocks_of(&self, extent: Extent) -> Ranges {
-        let mut blocks = Ranges::default();
+    pub fn blocks_of(&self, extent: Extent) -> RangeSet {
+        let mut blocks = RangeSet::default();
         self.add_blocks(&mut blocks, extent.0, extent.0.saturating_add(1));
         blocks
     }
 
     /// Of extents that lie side by side.
-    fn add_blocks(&self, to: &mut Ranges, first: u64, end: u64) {
+    fn add_blocks(&self, to: &mut RangeSet, first: u64, end: u64) {
         let each = self.extent_blocks.max(1);
         to.insert(first.saturating_mul(each), end.saturating_mul(each).min(self.blocks));
     }

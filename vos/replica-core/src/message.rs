@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::record::{CopyMark, Replica};
-use crate::{BlockRange, Extent, Ranges};
+use crate::{BlockRange, Extent, RangeSet};
 
 /// From the primary. All of it may be said again.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,7 +24,7 @@ pub enum ReplicaMessage<D> {
     /// All that was answered before is made durable.
     Flush { seq: u64 },
     /// Its mark, and for each member that is behind the extents that it misses.
-    Mark { generation: u64, whole: bool, behind: BTreeMap<Replica, Ranges> },
+    Mark { generation: u64, whole: bool, behind: BTreeMap<Replica, RangeSet> },
     /// The answer lets reads be answered; `asked_ms` comes back.
     Lease { asked_ms: u64 },
 }
@@ -40,7 +40,7 @@ pub enum ReplicaAnswer {
         /// What is in its activity log.
         hot: BTreeSet<Extent>,
         /// The extents that others miss, as far as it knows.
-        behind: BTreeMap<Replica, Ranges>,
+        behind: BTreeMap<Replica, RangeSet>,
     },
     /// A write or a copy.
     Accepted {
@@ -65,7 +65,7 @@ pub enum ReplicaAnswer {
 /// Where writes went that were perhaps not accepted by all.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Recent {
-    Blocks(Ranges),
+    Blocks(RangeSet),
     /// It began since then, and only knows this much.
     Extents(BTreeSet<Extent>),
 }

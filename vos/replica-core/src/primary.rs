@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::lease::Lease;
 use crate::message::{Recent, ReplicaAnswer, ReplicaMessage};
 use crate::record::{CopyMark, CopyVerdict, Replica, ReplicaRecord, ReplicaStanding, judge};
-use crate::{BlockRange, Extent, Layout, Ranges};
+use crate::{BlockRange, Extent, Layout, RangeSet};
 
 /// So long a current member may be away before it is left behind.
 pub const AWAY_MS: u64 = 300;
@@ -134,9 +134,9 @@ struct Peer {
 struct Welcome {
     mark: Option<CopyMark>,
     is_doubtful: bool,
-    recent: Ranges,
+    recent: RangeSet,
     hot: BTreeSet<Extent>,
-    behind: BTreeMap<Replica, Ranges>,
+    behind: BTreeMap<Replica, RangeSet>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -145,7 +145,7 @@ struct CatchUp {
     generation: u64,
     /// It is marked as no whole one.
     is_begun: bool,
-    todo: Ranges,
+    todo: RangeSet,
     seal: Seal,
 }
 
@@ -177,7 +177,7 @@ pub struct Primary<D> {
     flushed: u64,
     /// Extents with writes that are not, by the last one.
     hot: BTreeMap<Extent, u64>,
-    behind: BTreeMap<Replica, Ranges>,
+    behind: BTreeMap<Replica, RangeSet>,
     proposal: Option<ReplicaRecord>,
     /// Members whose mark of the record's generation is not there yet: nothing is acknowledged meanwhile.
     marking: BTreeSet<Replica>,
@@ -297,7 +297,7 @@ impl<D: Clone> Primary<D> {
                 let recent = match recent {
                     Recent::Blocks(blocks) => blocks,
                     Recent::Extents(extents) => {
-                        let mut blocks = Ranges::default();
+                        let mut blocks = RangeSet::default();
                         extents.iter().for_each(|extent| blocks.extend(&self.layout.blocks_of(*extent)));
                         blocks
                     }
@@ -543,7 +543,7 @@ impl<D: Clone> Primary<D> {
         let welcomes: Vec<&Welcome> =
             current.iter().filter_map(|member| self.peers.get(member)?.welcome.as_ref()).collect();
         let hot: BTreeSet<Extent> = welcomes.iter().flat_map(|welcome| welcome.hot.iter().copied()).collect();
-        let mut recent = Ranges::default();
+        let mut recent = RangeSet::default();
         welcomes.iter().for_each(|welcome| recent.extend(&welcome.recent));
         // Who is in no map left in this moment: nothing was acknowledged without it but what is in an activity log.
         for member in self.record.behind() {
@@ -558,7 +558,7 @@ impl<D: Clone> Primary<D> {
         }
         self.phase = Phase::Settles;
         if self.record.current().count() > 1 {
-            while let Some(range) = recent.first_beside(&Ranges::default(), COPY_BLOCKS) {
+            while let Some(range) = recent.first_beside(&RangeSet::default(), COPY_BLOCKS) {
                 recent.remove(range.first, range.end());
                 self.start(Kind::Copy { range }, acts);
             }
@@ -794,8 +794,8 @@ impl<D: Clone> Primary<D> {
     // ---- clients
 
     /// Blocks for which something is under way.
-    fn busy(&self) -> Ranges {
-        let mut busy = Ranges::default();
+    fn busy(&self) -> RangeSet {
+        let mut busy = RangeSet::default();
         for operation in self.operations.values() {
             if let Kind::Write { range, .. } | Kind::Copy { range } = operation.kind {
                 busy.insert_blocks(range);

@@ -23,12 +23,12 @@ impl BlockRange {
 
 /// A set of numbers, kept as ranges that neither overlap nor touch.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Ranges {
+pub struct RangeSet {
     /// The first of each, and the one behind it.
     ends: BTreeMap<u64, u64>,
 }
 
-impl Ranges {
+impl RangeSet {
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
@@ -71,7 +71,7 @@ impl Ranges {
         self.insert(range.first, range.end());
     }
 
-    pub fn extend(&mut self, others: &Ranges) {
+    pub fn extend(&mut self, others: &RangeSet) {
         others.iter().for_each(|(first, end)| self.insert(first, end));
     }
 
@@ -91,7 +91,7 @@ impl Ranges {
     }
 
     /// The first piece of at most `count` that has nothing in common with `others`.
-    pub fn first_beside(&self, others: &Ranges, count: u32) -> Option<BlockRange> {
+    pub fn first_beside(&self, others: &RangeSet, count: u32) -> Option<BlockRange> {
         for (first, end) in self.iter() {
             let mut at = first;
             while at < end {
@@ -108,13 +108,13 @@ impl Ranges {
     }
 
     /// The same, or a superset of at most so many ranges.
-    pub fn at_most(&self, count: usize) -> Ranges {
+    pub fn at_most(&self, count: usize) -> RangeSet {
         let mut ranges = self.clone();
         let mut grain = 2;
         while ranges.len() > count.max(1) {
             let rough =
                 self.iter().map(|(first, end)| (first / grain * grain, end.div_ceil(grain).saturating_mul(grain)));
-            ranges = Ranges::default();
+            ranges = RangeSet::default();
             rough.for_each(|(first, end)| ranges.insert(first, end));
             grain *= 2;
         }
@@ -138,9 +138,9 @@ fn piece(first: u64, end: u64, count: u32) -> BlockRange {
     BlockRange { first, count: u32::try_from(end - first).unwrap_or(u32::MAX).min(count).max(1) }
 }
 
-impl FromIterator<u64> for Ranges {
-    fn from_iter<I: IntoIterator<Item = u64>>(numbers: I) -> Ranges {
-        let mut ranges = Ranges::default();
+impl FromIterator<u64> for RangeSet {
+    fn from_iter<I: IntoIterator<Item = u64>>(numbers: I) -> RangeSet {
+        let mut ranges = RangeSet::default();
         numbers.into_iter().for_each(|number| ranges.insert_one(number));
         ranges
     }
@@ -154,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    fn members(ranges: &Ranges) -> BTreeSet<u64> {
+    fn members(ranges: &RangeSet) -> BTreeSet<u64> {
         ranges.iter().flat_map(|(first, end)| first..end).collect()
     }
 
@@ -162,7 +162,7 @@ mod tests {
     fn ranges_are_the_set_of_their_numbers() {
         for seed in 0..200 {
             let mut rng = Rng::new(seed);
-            let (mut ranges, mut other, mut model) = (Ranges::default(), Ranges::default(), BTreeSet::new());
+            let (mut ranges, mut other, mut model) = (RangeSet::default(), RangeSet::default(), BTreeSet::new());
             for _ in 0..40 {
                 let first = rng.below(60);
                 let end = first + rng.below(12);

@@ -25,6 +25,7 @@ use vos_rt::{
     Boot, ClientId, Failure, Handle, Hello, HelloReply, Kind, Reply, Request, Service, SpawnError, WorkerPool,
 };
 
+use super::PoolResults;
 use super::kept::KeptFile;
 use crate::service::Arena;
 
@@ -50,7 +51,7 @@ fn open(boot: &mut Boot) -> Result<CopyServer, Failure> {
     let disk = boot.spawn.option_as("disk", Endpoint::from_u64)?.unwrap_or(Endpoint::DISK);
     let volume = Volume::new(ImageFile::open(Image { file, bytes, access: Access::ReadWrite })?);
     tracing::info!(bytes = volume.bytes(), set, "copy opened");
-    CopyServer::open(volume, kept.into(), CopyOptions { set, disk, boot: boot_number()? }, boot.handle.clone())
+    CopyServer::open(volume, kept, CopyOptions { set, disk, boot: boot_number()? }, boot.handle.clone())
 }
 
 /// Of this boot of the machine.
@@ -85,7 +86,7 @@ pub struct CopyServer {
     next_request: u64,
     /// Requests that wait for an answer, by epoch and what was asked.
     waiting: HashMap<(u32, Awaited), Vec<u64>>,
-    ended: Arc<Mutex<Vec<(OperationTicket, Result<(), Errno>)>>>,
+    ended: PoolResults<OperationTicket>,
     has_failed: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Replicated disks (`docs/design/replication.md`): the pure machines of `replica-core` behind rings, files and the desk.
+//! Replicated disks (`docs/design/replication.md`): the pure machines of `replica-core` behind rings, files and the
+//! desk.
 //!
 //! - [`copy`]: the server of a copy. It does what the primary says.
 //! - [`primary`]: the disk itself, which clients ask. It has no state but what it can ask for.
@@ -9,3 +10,6 @@ pub mod copy;
 mod kept;
 mod link;
 pub mod primary;
+
+/// What pools have done since the loop looked, by what the loop calls it.
+type PoolResults<T> = std::sync::Arc<parking_lot::Mutex<Vec<(T, Result<(), rustix::io::Errno>)>>>;

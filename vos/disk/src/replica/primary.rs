@@ -4,10 +4,10 @@
 //! The process has nothing that it could lose: who is current stands in the record, what was written on the copies. It
 //! becomes primary of the next epoch when it starts, by compare-and-set.
 //!
-//! Requests are taken apart into *pieces*, which the machine orders; one is answered when all its pieces are. Reads come
-//! from the image of the own copy, which is opened for that alone. One that would wait is read by a pool, and read again
-//! when a write to the same blocks was asked for meanwhile: what a reader saw must not be lost with a write that nobody
-//! acknowledged.
+//! Requests are taken apart into *pieces*, which the machine orders; one is answered when all its pieces are. Reads
+//! come from the image of the own copy, which is opened for that alone. One that would wait is read by a pool, and read
+//! again when a write to the same blocks was asked for meanwhile: what a reader saw must not be lost with a write that
+//! nobody acknowledged.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
@@ -29,6 +29,7 @@ use vos_api::disk::{BLOCK_BYTES, Need, Request as Ask, SPANS_MAX, Span, VolumeIn
 use vos_rt::{ClientId, DeskSocket, Failure, Handle, Hello, HelloReply, Request, Service, WorkerPool};
 use zerocopy::FromBytes;
 
+use super::PoolResults;
 use super::link::{Content, Link, LinkInbox, LinkSaid};
 use crate::fence::KeptFence;
 use crate::rings::{Rings, Ticket};
@@ -90,7 +91,7 @@ pub struct MirroredDisk {
     next_number: u64,
     /// Pieces that the pool reads.
     reading: HashMap<u64, Reading>,
-    read: Arc<Mutex<Vec<(u64, Result<(), Errno>)>>>,
+    read: PoolResults<u64>,
     owner: Option<Endpoint>,
     fence: KeptFence,
     epoch: u64,
