@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -281,9 +282,11 @@ fn another_copy_takes_over_with_all_that_was_acknowledged() {
     // It comes back, and is primary again.
     let _own = set.copy(0);
     set.await_all_current();
+    // Acknowledged once it is marked: from then on it can be primary.
+    client.write(0, &block(0, 3), Durability::Server).expect("written to both");
     disk.terminate();
     let _disk = set.disk(0);
-    assert_eq!(client.read(0, BLOCK).expect("read"), block(0, 2));
+    assert_eq!(client.read(0, BLOCK).expect("read"), block(0, 3));
     set.await_all_current();
     set.assert_equal();
     drop(other);
@@ -318,7 +321,7 @@ fn disk_is_refused_a_copy_of_another_set_or_one_that_lost_its_data() {
     disk.kill();
     own.kill();
     let is_refused = |what: &str| {
-        let begun = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| set.disk(0)));
+        let begun = std::panic::catch_unwind(AssertUnwindSafe(|| set.disk(0)));
         assert!(begun.is_err(), "{what}");
     };
     // The record says another set.
@@ -353,14 +356,82 @@ fn load(client: &DiskClient, first: u64, stop: &AtomicBool, progress: &Sender<()
     versions
 }
 
+/// The servers of a set, and who looks after the one that is the disk: where it stands, the record says.
+struct Running<'a> {
+    set: &'a Set,
+    copies: Vec<Option<Process>>,
+    disk: Option<Process>,
+    primary: usize,
+}
+
+impl Running<'_> {
+    fn start_disk(&mut self, own: usize) {
+        self.disk = None;
+        self.primary = own;
+        self.disk = Some(self.set.disk(own));
+    }
+
+    /// One that gave way goes on where it said.
+    fn look_after(&mut self) {
+        if self.disk.as_ref().is_none_or(Process::has_ended) {
+            let record = self.set.engine.record().expect("there is one");
+            self.start_disk(record.primary.0 as usize);
+        }
+    }
+
+    fn await_all_current(&mut self) {
+        let begun = Instant::now();
+        let is_all = |record: ReplicaRecord| record.current().count() == self.set.images.len();
+        while !self.set.engine.record().is_some_and(is_all) {
+            assert!(begun.elapsed() < SOON, "not all current: {:?}", self.set.engine.record());
+            self.look_after();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn kill_copy(&mut self, number: usize, is_away_for_long: bool) {
+        self.copies[number] = None;
+        if is_away_for_long {
+            std::thread::sleep(Duration::from_millis(900));
+        }
+        self.copies[number] = Some(self.set.copy(number));
+    }
+
+    fn await_progress(&mut self, seen: &Receiver<()>) {
+        let begun = Instant::now();
+        while seen.recv_timeout(Duration::from_millis(50)).is_err() {
+            assert!(begun.elapsed() < SOON, "clients do not go on: {:?}", self.set.engine.record());
+            self.look_after();
+        }
+    }
+
+    fn trouble(&mut self, rng: &mut Rng) {
+        let other = (self.primary + 1 + rng.below(2) as usize) % 3;
+        match rng.below(4) {
+            // The server of the disk alone: it goes on where it was.
+            0 => self.start_disk(self.primary),
+            // The copy of a backup, for a moment or for longer than is waited for.
+            1 | 2 => self.kill_copy(other, rng.one_in(2)),
+            // The node of the primary: another current one takes over.
+            _ => {
+                self.await_all_current();
+                let (lost, next) = (self.primary, (self.primary + 1 + rng.below(2) as usize) % 3);
+                self.disk = None;
+                self.copies[lost] = None;
+                self.start_disk(next);
+                self.kill_copy(lost, rng.one_in(2));
+            }
+        }
+    }
+}
+
 fn servers_killed_at_any_moment_lose_nothing() {
     let kills = if std::env::var_os("DVS_TEST_LONG").is_some() { 300 } else { 25 };
     let set = Set::new(3);
-    let mut copies: Vec<Option<Process>> = (0..3).map(|number| Some(set.copy(number))).collect();
-    let mut primary = 0;
-    let mut disk = Some(set.disk(primary));
+    let copies = (0..3).map(|number| Some(set.copy(number))).collect();
+    let mut running = Running { set: &set, copies, disk: Some(set.disk(0)), primary: 0 };
     let client = set.client();
-    set.await_all_current();
+    running.await_all_current();
     let stop = AtomicBool::new(false);
     let (progress, seen) = channel();
     let rng = &mut Rng::new(std::env::var("DVS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1));
@@ -370,42 +441,25 @@ fn servers_killed_at_any_moment_lose_nothing() {
             scope.spawn(move || load(&client, first, stop, &progress))
         });
         drop(progress);
-        for _ in 0..kills {
-            for _ in 0..rng.below(40) {
-                seen.recv_timeout(SOON).expect("clients go on");
+        // Threads that wait for a disk would outlive a failure for ever.
+        let done = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            for _ in 0..kills {
+                for _ in 0..rng.below(40) {
+                    running.await_progress(&seen);
+                }
+                running.trouble(rng);
             }
-            match rng.below(4) {
-                // The server of the disk alone: it goes on where it was.
-                0 => {
-                    disk.take().expect("it runs").kill();
-                    disk = Some(set.disk(primary));
-                }
-                // The copy of a backup, for a moment or for longer than is waited for.
-                1 | 2 => {
-                    let other = (primary + 1 + rng.below(2) as usize) % 3;
-                    copies[other].take().expect("it runs").kill();
-                    std::thread::sleep(Duration::from_millis(if rng.one_in(2) { 0 } else { 900 }));
-                    copies[other] = Some(set.copy(other));
-                }
-                // The node of the primary: another current one takes over.
-                _ => {
-                    set.await_all_current();
-                    disk.take().expect("it runs").kill();
-                    let lost = primary;
-                    copies[lost].take().expect("it runs").kill();
-                    primary = (primary + 1 + rng.below(2) as usize) % 3;
-                    disk = Some(set.disk(primary));
-                    if rng.one_in(2) {
-                        std::thread::sleep(Duration::from_millis(900));
-                    }
-                    copies[lost] = Some(set.copy(lost));
-                }
-            }
+            running.await_progress(&seen);
+        }));
+        if let Err(failure) = done {
+            eprintln!("{:?}", failure.downcast_ref::<String>());
+            (running.disk, running.copies) = (None, Vec::new());
+            std::process::exit(1);
         }
         stop.store(true, Ordering::Relaxed);
         threads.map(|thread| thread.join().expect("the client saw no error")).concat()
     });
-    set.await_all_current();
+    running.await_all_current();
     for (index, version) in versions {
         let expected = if version == 0 { vec![0; BLOCK] } else { block(index, version) };
         assert_eq!(client.read(index * BLOCK as u64, BLOCK).expect("read"), expected, "block {index}");

@@ -1,8 +1,8 @@
 //! From the primary to a copy: messages become requests of a session, completions answers of the machine.
 //!
-//! A session opens ring after ring by itself and says again what was not answered, but a copy takes nothing over a ring
-//! that was not greeted. So a ring that broke shows as a refusal, the link is *broken*, and the machine begins anew
-//! with it: what was said before belongs to an earlier turn, and its answers are dropped.
+//! A link goes on in *turns*, each with a session of its own: what was said in one and not answered is never said again by
+//! the session, only by the machine, which greets first. A session opens ring after ring by itself and says again what
+//! it has, but a copy takes nothing over a ring that was not greeted: that refusal, like any other, ends the turn.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -70,22 +70,24 @@ impl LinkTurn {
 
 struct Shared {
     to: Replica,
+    copy: Endpoint,
+    port: SharedPort,
     state: Mutex<State>,
     inbox: Arc<LinkInbox>,
     handle: Handle,
 }
 
 struct State {
-    session: Session,
-    /// Rises with each greeting.
+    /// `None` between turns: nothing is said.
+    session: Option<Session>,
+    /// Rises when one ends.
     turn: u64,
-    asked: HashMap<Token, (u64, Asked)>,
+    asked: HashMap<Token, Asked>,
     waiting: VecDeque<Saying>,
     waiting_bytes: usize,
     /// Of what is not answered.
     heard: Instant,
     set: u64,
-    is_over: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -107,34 +109,36 @@ impl Link {
     pub fn open(port: &SharedPort, to: Replica, set: u64, inbox: &Arc<LinkInbox>, handle: &Handle) -> io::Result<Link> {
         let number = Endpoint::COPY.number() + u32::from(to.0);
         let copy = Endpoint::new(number).ok_or(io::ErrorKind::InvalidInput)?;
-        let session = Session::open(Box::new(PortConnect::new(port.clone(), copy, SIZE)), SIZE, Identity::default())?;
-        let readable = session.fd().try_clone_to_owned()?;
         let state = State {
-            session,
+            session: None,
             turn: 0,
             asked: HashMap::new(),
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             heard: Instant::now(),
             set,
-            is_over: false,
         };
-        let (inbox, handle) = (Arc::clone(inbox), handle.clone());
-        let shared = Arc::new(Shared { to, state: Mutex::new(state), inbox, handle });
-        let also = Arc::clone(&shared);
-        std::thread::Builder::new().name(format!("copy-{}", to.0)).spawn(move || also.run(&readable))?;
-        Ok(Link { shared })
+        let (inbox, handle, port) = (Arc::clone(inbox), handle.clone(), port.clone());
+        Ok(Link { shared: Arc::new(Shared { to, copy, port, state: Mutex::new(state), inbox, handle }) })
     }
 
     /// A new turn: what was said before is not answered any more.
-    pub fn begin_turn(&self) {
-        let mut state = self.shared.state.lock();
-        state.begin_turn();
-        if state.session.fenced().is_some()
-            && let Err(error) = state.session.renew()
-        {
-            tracing::warn!(to = self.shared.to.0, %error, "no session with a copy");
-        }
+    pub fn begin_turn(&self) -> io::Result<()> {
+        let shared = &self.shared;
+        shared.state.lock().end_turn();
+        let connect = PortConnect::new(shared.port.clone(), shared.copy, SIZE);
+        let session = Session::open(Box::new(connect), SIZE, Identity::default())?;
+        let readable = session.fd().try_clone_to_owned()?;
+        let mut state = shared.state.lock();
+        state.session = Some(session);
+        let (also, turn) = (Arc::clone(shared), state.turn);
+        let name = format!("copy-{}", shared.to.0);
+        let spawned = std::thread::Builder::new().name(name).spawn(move || also.run(turn, &readable));
+        spawned.map(drop).inspect_err(|_| state.end_turn())
+    }
+
+    pub fn end_turn(&self) {
+        self.shared.state.lock().end_turn();
     }
 
     pub fn say(&self, epoch: u32, message: ReplicaMessage<Content>) {
@@ -163,7 +167,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.shared.state.lock().is_over = true;
+        self.end_turn();
     }
 }
 
@@ -175,7 +179,7 @@ impl Shared {
         }
         let said = if state.waiting.is_empty() { state.send(&saying) } else { Err(SubmitError::Full) };
         match said {
-            Ok(()) => state.session.flush(),
+            Ok(()) => state.flush(),
             Err(SubmitError::Full) => {
                 state.waiting_bytes += saying.bytes();
                 state.waiting.push_back(saying);
@@ -190,16 +194,17 @@ impl Shared {
         }
     }
 
-    fn run(&self, readable: &OwnedFd) {
+    /// Until the turn is over.
+    fn run(&self, turn: u64, readable: &OwnedFd) {
         loop {
             let armed = {
                 let mut state = self.state.lock();
-                if state.is_over {
+                if state.turn != turn {
                     return;
                 }
-                state.session.on_ready();
                 self.collect(&mut state);
-                state.session.arm()
+                let Some(session) = &mut state.session else { return };
+                session.arm()
             };
             if armed == Armed::Sleep {
                 let readable: BorrowedFd<'_> = std::os::fd::AsFd::as_fd(readable);
@@ -211,16 +216,17 @@ impl Shared {
 
     fn collect(&self, state: &mut State) {
         let mut has_news = false;
-        while let Some(done) = state.session.complete() {
-            let Some((turn, asked)) = state.asked.remove(&done.token) else { continue };
+        let turn = state.turn;
+        if let Some(session) = &mut state.session {
+            session.on_ready();
+        }
+        while let Some(done) = state.session.as_mut().and_then(Session::complete) {
+            let Some(asked) = state.asked.remove(&done.token) else { continue };
             state.heard = Instant::now();
-            if turn != state.turn {
-                continue;
-            }
             has_news = true;
             match said(turn, asked, done) {
                 Some(said) => self.inbox.0.lock().push((self.to, said)),
-                None => self.break_turn(state),
+                None => return self.break_turn(state),
             }
         }
         while let Some(saying) = state.waiting.pop_front() {
@@ -231,7 +237,7 @@ impl Shared {
                 break;
             }
         }
-        state.session.flush();
+        state.flush();
         if has_news {
             self.handle.poke();
         }
@@ -239,18 +245,25 @@ impl Shared {
 
     fn break_turn(&self, state: &mut State) {
         let turn = state.turn;
-        state.begin_turn();
+        state.end_turn();
         self.inbox.0.lock().push((self.to, LinkSaid::Broken(turn)));
         self.handle.poke();
     }
 }
 
 impl State {
-    fn begin_turn(&mut self) {
+    fn end_turn(&mut self) {
         self.turn += 1;
+        self.session = None;
+        self.asked.clear();
         self.waiting.clear();
         self.waiting_bytes = 0;
-        self.heard = Instant::now();
+    }
+
+    fn flush(&mut self) {
+        if let Some(session) = &mut self.session {
+            session.flush();
+        }
     }
 
     fn send(&mut self, saying: &Saying) -> Result<(), SubmitError> {
@@ -314,8 +327,9 @@ impl State {
         if self.asked.is_empty() {
             self.heard = Instant::now();
         }
-        let token = self.session.submit(op)?;
-        self.asked.insert(token, (self.turn, asked));
+        let Some(session) = &mut self.session else { return Ok(()) };
+        let token = session.submit(op)?;
+        self.asked.insert(token, asked);
         Ok(())
     }
 }

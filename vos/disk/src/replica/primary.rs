@@ -89,6 +89,8 @@ pub struct MirroredDisk {
     /// Which request a piece is of.
     pieces: HashMap<u64, u64>,
     next_number: u64,
+    /// Pieces that a copy makes room for.
+    reserving: HashMap<u64, Replica>,
     /// Pieces that the pool reads.
     reading: HashMap<u64, Reading>,
     read: PoolResults<u64>,
@@ -153,6 +155,7 @@ impl MirroredDisk {
             open: HashMap::new(),
             pieces: HashMap::new(),
             next_number: 1,
+            reserving: HashMap::new(),
             reading: HashMap::new(),
             read: Arc::default(),
             owner: None,
@@ -202,8 +205,17 @@ impl MirroredDisk {
                 PrimaryAct::Reply { id, reply: DiskReply::Written | DiskReply::Flushed } => self.done(id, Ok(())),
                 PrimaryAct::Propose(record) => self.desk.propose(record),
                 PrimaryAct::Over { epoch } => self.end(format!("epoch {epoch} has another primary")),
-                PrimaryAct::Better(other) => self.end(format!("copy {} knows more than the own one", other.0)),
+                PrimaryAct::Better(other) => self.give_way(other),
             }
+        }
+    }
+
+    /// The record says so, for whoever places the disk, before this process ends.
+    fn give_way(&mut self, other: Replica) {
+        self.failure.get_or_insert(format!("copy {} knows more than the own one", other.0));
+        match self.machine.record().succeeded_by(other) {
+            Some(record) => self.desk.propose(record),
+            None => self.handle.stop(),
         }
     }
 
@@ -253,6 +265,9 @@ impl MirroredDisk {
             self.has_read(number, result);
         }
         let heard = self.desk.hear(now);
+        if self.failure.is_some() && !heard.is_empty() {
+            self.handle.stop();
+        }
         for decided in heard {
             let now_ms = self.now_ms();
             let acts = self.machine.decided(decided, now_ms);
@@ -267,8 +282,10 @@ impl MirroredDisk {
         let back: Vec<Replica> = self.pausing.iter().filter(|one| *one.1 <= now).map(|one| *one.0).collect();
         for member in back {
             self.pausing.remove(&member);
-            if let Some(link) = self.links.get(&member) {
-                link.begin_turn();
+            if let Some(Err(error)) = self.links.get(&member).map(Link::begin_turn) {
+                tracing::warn!(copy = member.0, %error, "no session with a copy");
+                self.pausing.insert(member, now + DESK_PAUSE);
+                continue;
             }
             let now_ms = self.now_ms();
             let acts = self.machine.link_up(member, now_ms);
@@ -289,7 +306,12 @@ impl MirroredDisk {
         tracing::info!(copy = member.0, "no link to a copy");
         self.pausing.insert(member, now + LINK_PAUSE);
         if let Some(link) = self.links.get(&member) {
-            link.begin_turn();
+            link.end_turn();
+        }
+        // Whoever comes back has no room made, and does not need it to be right.
+        let unreserved: Vec<u64> = self.reserving.iter().filter(|one| *one.1 == member).map(|one| *one.0).collect();
+        for piece in unreserved {
+            self.done(piece, Ok(()));
         }
         let now_ms = self.now_ms();
         let acts = self.machine.link_down(member, now_ms);
@@ -335,6 +357,7 @@ impl MirroredDisk {
     }
 
     fn done(&mut self, piece: u64, result: Result<(), Errno>) {
+        self.reserving.remove(&piece);
         let Some(of) = self.pieces.remove(&piece) else { return };
         let Some(open) = self.open.get_mut(&of) else { return };
         open.left.remove(&piece);
@@ -451,7 +474,10 @@ impl MirroredDisk {
         let pieces: Vec<(Replica, u64)> = current.into_iter().map(|member| (member, self.piece(of))).collect();
         for (member, piece) in pieces {
             match self.links.get(&member).filter(|_| !self.pausing.contains_key(&member)) {
-                Some(link) => link.reserve(piece, need, range),
+                Some(link) => {
+                    link.reserve(piece, need, range);
+                    self.reserving.insert(piece, member);
+                }
                 None => self.done(piece, Ok(())),
             }
         }

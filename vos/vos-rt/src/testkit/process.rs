@@ -121,6 +121,11 @@ impl Process {
         self.end(Signal::TERM)
     }
 
+    /// Whether it ended by itself.
+    pub fn has_ended(&self) -> bool {
+        sys::pidfd::has_ended(&self.pidfd)
+    }
+
     /// Waits until it ends by itself.
     pub fn wait(self) -> Ended {
         self.reap()
