@@ -12,6 +12,7 @@
 //! | [`fuse`] | a request of the kernel to the gate of files, and what the fs server answers |
 //! | [`table`] | what proc gates ask each other and answer, and texts of processes of other nodes |
 //! | [`image`], [`log`] | what lies on a volume of files or in its log, and calls of clients behind it |
+//! | [`copies`] | what copies of a replicated disk answer their primary, and what lies beside them |
 //! | [`keeper`] | one packet between a daemon and a keeper |
 //! | [`bodies`], [`streams`] | a body of the REST API, the frames of a program's stream |
 //!
@@ -23,6 +24,7 @@
 
 mod bytes;
 mod channel;
+mod copies;
 pub mod corpus;
 mod engine;
 mod fuse;
@@ -34,6 +36,7 @@ mod table;
 mod volume;
 
 pub use channel::{completions, messages, requests};
+pub use copies::copies;
 pub use engine::engine;
 pub use fuse::fuse;
 pub use link::link;
@@ -61,6 +64,7 @@ pub const TARGETS: &[Target] = &[
     ("table", table, table::corpus),
     ("image", image, volume::images),
     ("log", log, volume::logs),
+    ("copies", copies, copies::corpus),
     ("keeper", keeper, management::keeper_corpus),
     ("bodies", bodies, management::body_corpus),
     ("streams", streams, management::stream_corpus),

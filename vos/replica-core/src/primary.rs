@@ -302,6 +302,10 @@ impl<D: Clone> Primary<D> {
                         blocks
                     }
                 };
+                // Nobody makes it copy what the disk does not have.
+                let (recent, extents) = (recent.below(self.layout.blocks), self.layout.extents());
+                let hot = hot.into_iter().filter(|extent| extent.0 < extents).collect();
+                let behind = behind.into_iter().map(|(of, missing)| (of, missing.below(extents))).collect();
                 self.welcomed(member, Welcome { mark, is_doubtful, recent, hot, behind }, &mut acts);
             }
             ReplicaAnswer::Accepted { seq } | ReplicaAnswer::Durable { seq } => {

@@ -86,6 +86,12 @@ impl RangeSet {
         }
     }
 
+    /// Without what is not below `end`.
+    pub fn below(mut self, end: u64) -> RangeSet {
+        self.remove(end, u64::MAX);
+        self
+    }
+
     pub fn overlaps(&self, range: BlockRange) -> bool {
         self.overlapping(range.first, range.end()).is_some()
     }

@@ -1,8 +1,8 @@
 //! From the primary to a copy: messages become requests of a session, completions answers of the machine.
 //!
-//! A link goes on in *turns*, each with a session of its own: what was said in one and not answered is never said again by
-//! the session, only by the machine, which greets first. A session opens ring after ring by itself and says again what
-//! it has, but a copy takes nothing over a ring that was not greeted: that refusal, like any other, ends the turn.
+//! A link goes on in *turns*, each with a session of its own: what was said in one and not answered is never said again
+//! by the session, only by the machine, which greets first. A session opens ring after ring by itself and says again
+//! what it has, but a copy takes nothing over a ring that was not greeted: that refusal, like any other, ends the turn.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
