@@ -106,8 +106,8 @@ mod tests {
         let packages = crate::rules::packages().unwrap();
         let ours: BTreeMap<_, _> =
             packages.workspace_packages().into_iter().map(|package| (package.name.as_str(), package)).collect();
-        let found = imports(ours["disk"], &ours);
-        assert!(found.code.contains("disk-core") && !found.code.contains("broker"));
+        let found = imports(ours["ds"], &ours);
+        assert!(found.code.contains("sessions") && !found.code.contains("broker"));
         assert!(found.tests.contains("libvos") && !found.code.contains("libvos"));
     }
 
