@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use abi::Endpoint;
-use histories::rng::Rng;
+use histories::rng::{Rng, seeds};
 use libvos::{DiskClient, Durability, Need, Size};
 use replica_core::{Replica, ReplicaRecord};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
@@ -426,7 +426,11 @@ impl Running<'_> {
 }
 
 fn servers_killed_at_any_moment_lose_nothing() {
-    let kills = if std::env::var_os("DVS_TEST_LONG").is_some() { 300 } else { 25 };
+    seeds(1, 12).for_each(kill_at_any_moment);
+}
+
+fn kill_at_any_moment(seed: u64) {
+    const KILLS: u32 = 25;
     let set = Set::new(3);
     let copies = (0..3).map(|number| Some(set.copy(number))).collect();
     let mut running = Running { set: &set, copies, disk: Some(set.disk(0)), primary: 0 };
@@ -434,7 +438,7 @@ fn servers_killed_at_any_moment_lose_nothing() {
     running.await_all_current();
     let stop = AtomicBool::new(false);
     let (progress, seen) = channel();
-    let rng = &mut Rng::new(std::env::var("DVS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1));
+    let rng = &mut Rng::new(seed);
     let versions = std::thread::scope(|scope| {
         let threads = [0, 1].map(|first| {
             let (client, stop, progress) = (client.clone(), &stop, progress.clone());
@@ -443,7 +447,7 @@ fn servers_killed_at_any_moment_lose_nothing() {
         drop(progress);
         // Threads that wait for a disk would outlive a failure for ever.
         let done = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            for _ in 0..kills {
+            for _ in 0..KILLS {
                 for _ in 0..rng.below(40) {
                     running.await_progress(&seen);
                 }

@@ -8,14 +8,14 @@ use crate::message::Recent;
 use crate::record::{CopyMark, Replica};
 use crate::{Extent, RangeSet};
 
-/// RangeSet of one set.
+/// Ranges of one set.
 pub const RANGES_MAX: usize = 2048;
 /// Members of a set.
 pub const MEMBERS_MAX: usize = 16;
 /// Bytes of anything here.
 pub const ENCODED_BYTES_MAX: usize = MEMBERS_MAX * (RANGES_MAX * 16 + 8) + 2 * (RANGES_MAX * 16) + 256;
 
-/// What a member says when it is state.
+/// What a member says when it is greeted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CopyState {
     pub mark: Option<CopyMark>,

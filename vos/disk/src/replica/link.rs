@@ -21,6 +21,8 @@ use vos_api::copy as api;
 use vos_api::disk::Need;
 use vos_rt::Handle;
 
+use super::endpoint_of;
+
 const SIZE: Size = Size { entries: 256, arena_bytes: 32 << 20 };
 /// Bytes that wait because the ring is full; with more the link is of no use.
 const WAITING_BYTES_MAX: usize = 64 << 20;
@@ -107,8 +109,7 @@ enum Saying {
 
 impl Link {
     pub fn open(port: &SharedPort, to: Replica, set: u64, inbox: &Arc<LinkInbox>, handle: &Handle) -> io::Result<Link> {
-        let number = Endpoint::COPY.number() + u32::from(to.0);
-        let copy = Endpoint::new(number).ok_or(io::ErrorKind::InvalidInput)?;
+        let copy = endpoint_of(to).ok_or(io::ErrorKind::InvalidInput)?;
         let state = State {
             session: None,
             turn: 0,

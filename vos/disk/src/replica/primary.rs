@@ -29,8 +29,8 @@ use vos_api::disk::{BLOCK_BYTES, Need, Request as Ask, SPANS_MAX, Span, VolumeIn
 use vos_rt::{ClientId, DeskSocket, Failure, Handle, Hello, HelloReply, Request, Service, WorkerPool};
 use zerocopy::FromBytes;
 
-use super::PoolResults;
 use super::link::{Content, Link, LinkInbox, LinkSaid};
+use super::{PoolResults, endpoint_of};
 use crate::fence::KeptFence;
 use crate::rings::{Rings, Ticket};
 use crate::service::Arena;
@@ -134,8 +134,11 @@ impl MirroredDisk {
         handle: &Handle,
     ) -> Result<MirroredDisk, Failure> {
         let mut desk = RecordDesk::open(desk, options.key.clone(), handle)?;
-        let record = take_over(&mut desk, options, port)?;
-        let (_, promised_ms) = greet(options, record.epoch, port)?;
+        let copy = OwnCopy::open(options, port)?;
+        let record = take_over(&mut desk, options, &copy)?;
+        // Nobody of an earlier epoch changes it from now on, or is promised anything.
+        let (_, promised_ms) = copy.greet(record.epoch)?;
+        drop(copy);
         let layout = Layout::of_disk(volume.bytes() / BLOCK);
         tracing::info!(epoch = record.epoch, generation = record.generation, members = ?record.members, "primary");
         let inbox = Arc::new(LinkInbox::default());
@@ -320,10 +323,10 @@ impl MirroredDisk {
 
     // ---- clients
 
-    fn take(&mut self, request: Request, ticket: Ticket) -> (u64, Arc<Request>) {
-        let (number, request) = (self.number(), Arc::new(request));
+    fn take(&mut self, request: Request, ticket: Ticket) -> u64 {
+        let number = self.number();
         let open = Open {
-            request: Arc::clone(&request),
+            request: Arc::new(request),
             _ticket: ticket,
             left: BTreeSet::new(),
             places: HashMap::new(),
@@ -332,7 +335,7 @@ impl MirroredDisk {
             error: None,
         };
         self.open.insert(number, open);
-        (number, request)
+        number
     }
 
     /// A piece of a request; what it is done with comes by [`MirroredDisk::done`].
@@ -440,7 +443,7 @@ impl MirroredDisk {
     fn write(&mut self, request: Request, ticket: Ticket, offset: u64, durability: Durability) {
         let bytes = u64::from(request.out_bytes());
         let data = Content::Bytes(Arc::new(request.data()));
-        let (of, _) = self.take(request, ticket);
+        let of = self.take(request, ticket);
         if let Some(open) = self.open.get_mut(&of) {
             open.then_flush = durability == Durability::Power;
         }
@@ -545,27 +548,27 @@ impl Service for MirroredDisk {
             }
             Ask::Read(it) if it.bytes > u64::from(request.in_capacity()) => request.fail(Errno::RANGE),
             Ask::Read(it) => {
-                let (of, _) = self.take(request, ticket);
+                let of = self.take(request, ticket);
                 self.read(of, &[(it.offset, it.bytes)]);
             }
             Ask::Readv(_) => match self.spans_of(&request) {
                 Ok(spans) => {
-                    let (of, _) = self.take(request, ticket);
+                    let of = self.take(request, ticket);
                     self.read(of, &spans);
                 }
                 Err(errno) => request.fail(errno),
             },
             Ask::Write(it) => self.write(request, ticket, it.offset, it.durability),
             Ask::Discard(it) => {
-                let (of, _) = self.take(request, ticket);
+                let of = self.take(request, ticket);
                 self.discard(of, it.offset, it.bytes);
             }
             Ask::Allocate(it) => {
-                let (of, _) = self.take(request, ticket);
+                let of = self.take(request, ticket);
                 self.allocate(of, it.offset, it.bytes, it.need);
             }
             Ask::Flush(_) => {
-                let (of, _) = self.take(request, ticket);
+                let of = self.take(request, ticket);
                 let piece = self.piece(of);
                 self.ask(piece, DiskRequest::Flush);
             }
@@ -623,7 +626,7 @@ impl disk_core::Bulk for Heap {
 // ---- how it becomes primary
 
 /// The record of the epoch that begins now.
-fn take_over(desk: &mut RecordDesk, options: &SetOptions, port: &SharedPort) -> Result<ReplicaRecord, Failure> {
+fn take_over(desk: &mut RecordDesk, options: &SetOptions, copy: &OwnCopy) -> Result<ReplicaRecord, Failure> {
     let until = Instant::now() + PREPARATION;
     desk.wait_until(until, |desk| desk.is_listed)?;
     loop {
@@ -634,7 +637,7 @@ fn take_over(desk: &mut RecordDesk, options: &SetOptions, port: &SharedPort) -> 
             Some(record) => {
                 record.succeeded_by(options.own).ok_or("the own copy is behind: another one is to be primary")?
             }
-            None => begin_set(options, port)?,
+            None => begin_set(options, copy)?,
         };
         desk.propose(next.clone());
         let mut decided = Vec::new();
@@ -652,15 +655,13 @@ fn take_over(desk: &mut RecordDesk, options: &SetOptions, port: &SharedPort) -> 
 }
 
 /// A set that nobody has begun: its first copy is what is there. It is marked before the record says so.
-fn begin_set(options: &SetOptions, port: &SharedPort) -> Result<ReplicaRecord, Failure> {
+fn begin_set(options: &SetOptions, copy: &OwnCopy) -> Result<ReplicaRecord, Failure> {
     let record = ReplicaRecord::new(options.set, options.own, &options.others);
-    let (state, _) = greet(options, record.epoch, port)?;
+    let (state, _) = copy.greet(record.epoch)?;
     match state.mark {
         None => {
-            let session = session_with(options.own, port)?;
-            session.ask(Greet { epoch: record.epoch.into(), set: options.set }, ENCODED_BYTES_MAX as u32)?;
             let missing = encode_behind(&BTreeMap::new());
-            session.ask(MarkCopy { generation: record.generation, whole: 1, missing: &missing }, 0)?;
+            copy.session.ask(MarkCopy { generation: record.generation, whole: 1, missing: &missing }, 0)?;
         }
         Some(mark) if mark.set == options.set && mark.generation == record.generation && mark.whole => (),
         Some(mark) => {
@@ -674,19 +675,27 @@ fn begin_set(options: &SetOptions, port: &SharedPort) -> Result<ReplicaRecord, F
     Ok(record)
 }
 
-fn session_with(copy: Replica, port: &SharedPort) -> Result<BlockingSession, Failure> {
-    let number = Endpoint::COPY.number() + u32::from(copy.0);
-    let endpoint = Endpoint::new(number).ok_or("no such copy")?;
-    let connect = PortConnect::new(port.clone(), endpoint, GREETING);
-    Ok(BlockingSession::open(Box::new(connect), GREETING, Identity::default())?)
+/// The copy beside it, before there are links.
+struct OwnCopy {
+    session: BlockingSession,
+    set: u64,
 }
 
-/// The own copy: nobody of an earlier epoch changes it from now on, or is promised anything.
-fn greet(options: &SetOptions, epoch: u32, port: &SharedPort) -> Result<(CopyState, u64), Failure> {
-    let session = session_with(options.own, port)?;
-    let (welcomed, data) = session.ask(Greet { epoch: epoch.into(), set: options.set }, ENCODED_BYTES_MAX as u32)?;
-    let state = CopyState::decode(&data).ok_or("the copy says what makes no sense")?;
-    Ok((state, welcomed.promised_ms))
+impl OwnCopy {
+    fn open(options: &SetOptions, port: &SharedPort) -> Result<OwnCopy, Failure> {
+        let endpoint = endpoint_of(options.own).ok_or("no such copy")?;
+        let connect = PortConnect::new(port.clone(), endpoint, GREETING);
+        let session = BlockingSession::open(Box::new(connect), GREETING, Identity::default())?;
+        Ok(OwnCopy { session, set: options.set })
+    }
+
+    /// What it says, and for how many milliseconds nobody may become primary.
+    fn greet(&self, epoch: u32) -> Result<(CopyState, u64), Failure> {
+        let greet = Greet { epoch: epoch.into(), set: self.set };
+        let (welcomed, data) = self.session.ask(greet, ENCODED_BYTES_MAX as u32)?;
+        let state = CopyState::decode(&data).ok_or("the copy says what makes no sense")?;
+        Ok((state, welcomed.promised_ms))
+    }
 }
 
 impl RecordDesk {
