@@ -35,10 +35,7 @@ pub fn copies(data: &[u8]) {
         let member = Replica(bytes.u8() % 4);
         let acts = match bytes.u8() % 10 {
             0 => match CopyState::decode(measured(&mut bytes)) {
-                Some(CopyState { mark, is_doubtful, recent, hot, behind }) => {
-                    let welcome = ReplicaAnswer::Welcome { mark, is_doubtful, recent, hot, behind };
-                    primary.answered(member, welcome, now_ms)
-                }
+                Some(state) => primary.answered(member, ReplicaAnswer::Welcome(state), now_ms),
                 None => Vec::new(),
             },
             1 => primary.answered(member, ReplicaAnswer::Accepted { seq: bytes.u8().into() }, now_ms),

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::encoding::CopyState;
 use crate::lease::Promised;
 use crate::message::{Recent, ReplicaAnswer, ReplicaMessage};
 use crate::record::{CopyMark, Replica};
@@ -219,7 +220,7 @@ impl<D: Clone> Backup<D> {
         let forgotten: Vec<Extent> = self.wanted.hot.iter().copied().filter(|extent| !is_hot(extent)).collect();
         self.wanted.hot.retain(is_hot);
         for missing in self.wanted.behind.values_mut() {
-            forgotten.iter().for_each(|extent| missing.insert_one(extent.0));
+            missing.insert_extents(&forgotten);
         }
         self.last.retain(|_, (of, seq)| *of == epoch && *seq > flushed);
     }
@@ -274,12 +275,12 @@ impl<D: Clone> Backup<D> {
                 Recent::Blocks(blocks)
             }
         };
-        ReplicaAnswer::Welcome {
+        ReplicaAnswer::Welcome(CopyState {
             mark: self.wanted.mark,
             is_doubtful: self.is_doubtful,
             recent,
             hot,
             behind: self.wanted.behind.clone(),
-        }
+        })
     }
 }

@@ -19,9 +19,12 @@ pub const ENCODED_BYTES_MAX: usize = MEMBERS_MAX * (RANGES_MAX * 16 + 8) + 2 * (
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CopyState {
     pub mark: Option<CopyMark>,
+    /// It lost what it had not flushed.
     pub is_doubtful: bool,
     pub recent: Recent,
+    /// What is in its activity log.
     pub hot: BTreeSet<Extent>,
+    /// The extents that others miss, as far as it knows.
     pub behind: BTreeMap<Replica, RangeSet>,
 }
 

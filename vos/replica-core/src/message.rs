@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::record::{CopyMark, Replica};
+use crate::encoding::CopyState;
+use crate::record::Replica;
 use crate::{BlockRange, Extent, RangeSet};
 
 /// From the primary. All of it may be said again.
@@ -32,16 +33,7 @@ pub enum ReplicaMessage<D> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ReplicaAnswer {
     /// To `Hello`.
-    Welcome {
-        mark: Option<CopyMark>,
-        /// It lost what it had not flushed.
-        is_doubtful: bool,
-        recent: Recent,
-        /// What is in its activity log.
-        hot: BTreeSet<Extent>,
-        /// The extents that others miss, as far as it knows.
-        behind: BTreeMap<Replica, RangeSet>,
-    },
+    Welcome(CopyState),
     /// A write or a copy.
     Accepted {
         seq: u64,

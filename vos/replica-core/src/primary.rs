@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use crate::encoding::CopyState;
 use crate::lease::Lease;
 use crate::message::{Recent, ReplicaAnswer, ReplicaMessage};
 use crate::record::{CopyMark, CopyVerdict, Replica, ReplicaRecord, ReplicaStanding, judge};
@@ -293,7 +294,7 @@ impl<D: Clone> Primary<D> {
                 self.end(PrimaryAct::Over { epoch }, &mut acts);
                 return acts;
             }
-            ReplicaAnswer::Welcome { mark, is_doubtful, recent, hot, behind } => {
+            ReplicaAnswer::Welcome(CopyState { mark, is_doubtful, recent, hot, behind }) => {
                 let recent = match recent {
                     Recent::Blocks(blocks) => blocks,
                     Recent::Extents(extents) => {
@@ -404,11 +405,11 @@ impl<D: Clone> Primary<D> {
         }
         for member in left {
             let missing = self.behind.entry(member).or_default();
-            self.hot.keys().for_each(|extent| missing.insert_one(extent.0));
+            missing.insert_extents(self.hot.keys());
             if let Some(peer) = self.peers.get_mut(&member) {
                 peer.lease = Lease::default();
                 let welcome = peer.welcome.iter();
-                welcome.flat_map(|welcome| &welcome.hot).for_each(|extent| missing.insert_one(extent.0));
+                missing.insert_extents(welcome.flat_map(|welcome| &welcome.hot));
             }
         }
         for member in joined {
@@ -552,7 +553,7 @@ impl<D: Clone> Primary<D> {
         // Who is in no map left in this moment: nothing was acknowledged without it but what is in an activity log.
         for member in self.record.behind() {
             let missing = self.behind.entry(member).or_default();
-            hot.iter().for_each(|extent| missing.insert_one(extent.0));
+            missing.insert_extents(&hot);
             welcomes.iter().filter_map(|welcome| welcome.behind.get(&member)).for_each(|more| missing.extend(more));
         }
         for member in current {
@@ -695,7 +696,7 @@ impl<D: Clone> Primary<D> {
         let missing = self.behind.entry(member).or_default();
         let generation = match judge(&self.record, member, welcome.mark.as_ref()) {
             CopyVerdict::CatchesUp => {
-                welcome.hot.iter().for_each(|extent| missing.insert_one(extent.0));
+                missing.insert_extents(&welcome.hot);
                 since.unwrap_or(0)
             }
             CopyVerdict::CopyAll => {

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::Extent;
+
 /// Blocks side by side.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct BlockRange {
@@ -65,6 +67,10 @@ impl RangeSet {
 
     pub fn insert_one(&mut self, number: u64) {
         self.insert(number, number.saturating_add(1));
+    }
+
+    pub fn insert_extents<'a>(&mut self, extents: impl IntoIterator<Item = &'a Extent>) {
+        extents.into_iter().for_each(|extent| self.insert_one(extent.0));
     }
 
     pub fn insert_blocks(&mut self, range: BlockRange) {

@@ -15,8 +15,8 @@ use abi::Endpoint;
 use disk_core::{Access, Durability, Image, ImageFile, Volume};
 use parking_lot::Mutex;
 use replica_core::{
-    Backup, BackupAct, BlockRange, CopyOperation, CopyState, Kept, Layout, OperationTicket, ReplicaAnswer,
-    ReplicaMessage, decode_behind,
+    Backup, BackupAct, BlockRange, CopyOperation, Kept, Layout, OperationTicket, ReplicaAnswer, ReplicaMessage,
+    decode_behind,
 };
 use rustix::io::Errno;
 use vos_api::copy::{self as api, Outdated, Request as Ask, Welcomed};
@@ -231,7 +231,7 @@ impl CopyServer {
 
     fn answer(&mut self, epoch: u32, answer: ReplicaAnswer) {
         let awaited = match &answer {
-            ReplicaAnswer::Welcome { .. } => Awaited::Welcome,
+            ReplicaAnswer::Welcome(_) => Awaited::Welcome,
             ReplicaAnswer::Accepted { seq } => Awaited::Accepted(*seq),
             ReplicaAnswer::Durable { seq } => Awaited::Durable(*seq),
             ReplicaAnswer::Marked { generation, whole } => Awaited::Marked(*generation, *whole),
@@ -240,8 +240,8 @@ impl CopyServer {
         };
         let promised_ms = self.machine.promised_until_ms().saturating_sub(self.now_ms());
         let reply = match answer {
-            ReplicaAnswer::Welcome { mark, is_doubtful, recent, hot, behind } => {
-                let data = CopyState { mark, is_doubtful, recent, hot, behind }.encode();
+            ReplicaAnswer::Welcome(state) => {
+                let data = state.encode();
                 let results = Welcomed { promised_ms, bytes: data.len() as u64 }.into();
                 Reply { status: 0, results, data }
             }

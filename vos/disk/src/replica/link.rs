@@ -360,10 +360,7 @@ fn said(turn: u64, asked: Asked, done: Done) -> Option<LinkSaid> {
             ReplicaAnswer::Outdated { epoch: u32::try_from(outdated.own).ok().filter(|epoch| *epoch != 0)? }
         }
         (Some(_), _) => return None,
-        (None, Asked::Welcome) => {
-            let CopyState { mark, is_doubtful, recent, hot, behind } = CopyState::decode(&done.data.to_vec())?;
-            ReplicaAnswer::Welcome { mark, is_doubtful, recent, hot, behind }
-        }
+        (None, Asked::Welcome) => ReplicaAnswer::Welcome(CopyState::decode(&done.data.to_vec())?),
         (None, Asked::Accepted(seq)) => ReplicaAnswer::Accepted { seq },
         (None, Asked::Durable(seq)) => ReplicaAnswer::Durable { seq },
         (None, Asked::Marked(generation, whole)) => ReplicaAnswer::Marked { generation, whole },
