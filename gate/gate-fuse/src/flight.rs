@@ -1,7 +1,7 @@
 //! Requests in flight: what each operation at the server is for.
 
 use std::collections::{BTreeSet, HashMap};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::backend::Token;
 use crate::translate::Then;
@@ -113,6 +113,16 @@ impl Flights {
         if flight.leave_at.is_none() && !flight.is_left {
             flight.leave_at = Some(at);
             self.leaving.insert((at, token));
+        }
+    }
+
+    /// As if all had begun so much later.
+    pub fn postpone(&mut self, by: Duration) {
+        self.leaving.clear();
+        for (token, flight) in &mut self.by_token {
+            flight.since += by;
+            flight.leave_at = flight.leave_at.map(|at| at + by);
+            self.leaving.extend(flight.leave_at.map(|at| (at, *token)));
         }
     }
 

@@ -152,6 +152,8 @@ pub struct Gate<B: Backend> {
     events_paused: bool,
     buffer: Vec<u8>,
     looks: Looks,
+    /// When the loop last turned.
+    turned: Instant,
     leftovers: interrupt::Leftovers,
     end: Option<End>,
     counters: Counters,
@@ -187,6 +189,7 @@ impl<B: Backend> Gate<B> {
             events_paused: false,
             buffer: resident(BUFFER_BYTES),
             looks: Looks::default(),
+            turned: Instant::now(),
             leftovers: interrupt::Leftovers::default(),
             end: None,
             counters: Counters::default(),
@@ -203,6 +206,7 @@ impl<B: Backend> Gate<B> {
         loop {
             let mut is_busy = self.take_completions()?;
             self.follow_recalls()?;
+            self.count_time();
             self.leave_due()?;
             self.clear_up()?;
             is_busy |= self.submit_held()?;
@@ -1007,7 +1011,9 @@ impl<B: Backend> Gate<B> {
 
     fn timeout(&self) -> Option<rustix::event::Timespec> {
         let now = Instant::now();
-        let deadline = self.recalls.deadline(now).into_iter().chain(self.flights.next_leave()).min()?;
+        // While something is in flight the loop turns now and then, to know how long it stood still.
+        let turn = (!self.flights.is_empty()).then(|| now + interrupt::TURN);
+        let deadline = self.recalls.deadline(now).into_iter().chain(self.flights.next_leave()).chain(turn).min()?;
         let left = deadline.saturating_duration_since(now).max(Duration::from_millis(1));
         rustix::event::Timespec::try_from(left).ok()
     }

@@ -273,6 +273,30 @@ fn program_that_catches_signals_does_not_notice_a_short_absence() {
     });
 }
 
+#[test]
+fn gate_that_stood_still_longer_than_it_waits_for_a_server_gives_nothing_up() {
+    in_private_mounts(|| {
+        let world = World::new();
+        let mut mounted = world.mount("m");
+        // Whatever interrupts the call, Python makes it again.
+        let mut child = Waiting::start(
+            &mounted.path,
+            "signal.signal(signal.SIGUSR1, lambda *_: None); f = os.open('log', os.O_CREAT | os.O_APPEND | os.O_WRONLY)",
+            "os.write(f, b'once\\n')",
+        );
+        world.server.go_away();
+        child.go();
+        until("it waits", || world.server.unanswered().contains(&vos_api::fs::WRITE));
+        let pid = rustix::process::Pid::from_child(&child.process);
+        rustix::process::kill_process(pid, rustix::process::Signal::USR1).expect("a signal");
+        mounted.stop_gate(|| std::thread::sleep(std::time::Duration::from_secs(7)));
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        world.server.come_back();
+        assert_eq!(child.process.wait().expect("it ends").code(), Some(0));
+        assert_eq!(fs::read(mounted.path.join("log")).expect("read"), b"once\n");
+    });
+}
+
 /// A program that is set up and waits for [`Waiting::go`].
 struct Waiting {
     process: std::process::Child,

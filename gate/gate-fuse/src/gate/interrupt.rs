@@ -33,6 +33,8 @@ use crate::translate::Then;
 /// How long a request counts on its answer. Above what the restart of a server takes, so that programs with signal
 /// handlers do not notice one; below what a person with `kill -9` has.
 pub const PATIENCE: Duration = Duration::from_secs(5);
+/// How often the loop turns at least while something is in flight. One that comes this much later stood still.
+pub const TURN: Duration = Duration::from_secs(1);
 
 /// What left flights left behind.
 #[derive(Default)]
@@ -72,6 +74,16 @@ impl<B: Backend> Gate<B> {
             Err(Refused::TooLong) => {}
         }
         Ok(Handled::Done)
+    }
+
+    /// Time in which this process stood still, with its machine perhaps, is none in which the server was away: requests
+    /// would be given up in the moment in which both go on.
+    pub(super) fn count_time(&mut self) {
+        let now = Instant::now();
+        let since = now.saturating_duration_since(std::mem::replace(&mut self.turned, now));
+        if since > 2 * TURN {
+            self.flights.postpone(since);
+        }
     }
 
     /// Answers for requests that waited long enough.
