@@ -34,6 +34,8 @@ pub struct Cluster {
     directory: tempfile::TempDir,
     /// The file system on which all of it lies, when it has one of its own.
     disk: Option<tempfile::NamedTempFile>,
+    /// Whose daemon is asked; `None`: that of the first node.
+    asked: Option<String>,
 }
 
 impl Cluster {
@@ -45,7 +47,7 @@ impl Cluster {
     /// With more options of `dvs dev up`.
     pub fn up_with(nodes: usize, more: &[&str]) -> Cluster {
         let directory = tempfile::Builder::new().prefix("dvs-t").tempdir_in("/tmp").expect("temporary directory");
-        let cluster = Cluster { directory, disk: None };
+        let cluster = Cluster { directory, disk: None, asked: None };
         cluster.begin(nodes, more);
         cluster
     }
@@ -53,7 +55,7 @@ impl Cluster {
     /// On a kernel that has none of these features (`DVS_WITHOUT`).
     pub fn up_without(nodes: usize, features: &str) -> Cluster {
         let directory = tempfile::Builder::new().prefix("dvs-t").tempdir_in("/tmp").expect("temporary directory");
-        let cluster = Cluster { directory, disk: None };
+        let cluster = Cluster { directory, disk: None, asked: None };
         let mut command = cluster.command(&["dev", "up", "--nodes", &nodes.to_string()]);
         let done = command.env("DVS_WITHOUT", features).output().expect("dvs starts");
         assert!(done.status.success(), "{done:?}{}", cluster.logs());
@@ -68,7 +70,7 @@ impl Cluster {
         let done = |command: &mut Command| command.output().is_ok_and(|output| output.status.success());
         let is_mounted = done(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(disk.path()))
             && done(Command::new("mount").args(["-o", "loop"]).arg(disk.path()).arg(directory.path()));
-        let cluster = Cluster { directory, disk: is_mounted.then_some(disk) };
+        let cluster = Cluster { directory, disk: is_mounted.then_some(disk), asked: None };
         cluster.disk.as_ref()?;
         cluster.begin(nodes, &[]);
         Some(cluster)
@@ -84,6 +86,12 @@ impl Cluster {
         let mut arguments = vec!["dc", "create", name, "--nodes", &list, "--start"];
         arguments.extend_from_slice(more);
         self.ok(&arguments);
+    }
+
+    /// From now on this node's daemon is asked.
+    pub fn asking(mut self, node: &str) -> Cluster {
+        self.asked = Some(node.to_owned());
+        self
     }
 
     pub fn state_dir(&self) -> &Path {
@@ -118,6 +126,9 @@ impl Cluster {
         command.args(["--kill-after=5", COMMAND_SECONDS]).arg(dvs_binary()).args(arguments);
         command.env("DVS_STATE_DIR", self.directory.path()).env_remove("DVS_SOCKET").stdin(Stdio::null());
         self.without_contexts(&mut command);
+        if let Some(node) = &self.asked {
+            command.env("DVS_SOCKET", self.socket_of(node));
+        }
         command
     }
 

@@ -1,6 +1,7 @@
 //! Distributed containers: what people ask for (`DcSpec`, also the content of `dc.toml`) and what is.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 
 use serde::{Deserialize, Deserializer, Serialize};
@@ -228,6 +229,17 @@ pub struct DiskSpec {
     pub bytes: u64,
     #[serde(default)]
     pub store: DiskStore,
+    /// Copies of it, each on another node of the container, all written before a write is done. Absent: one, and the
+    /// disk is lost with its node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<u8>,
+}
+
+impl DiskSpec {
+    /// Whether its image is on several nodes.
+    pub fn is_replicated(&self) -> bool {
+        self.replicas.is_some_and(|replicas| replicas > 1)
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -275,6 +287,50 @@ pub struct Dc {
     pub generation: u64,
     /// Seconds since 1970, UTC.
     pub created_s: u64,
+    /// Of disks with several copies that were started once; where one container is asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<DiskCopies>,
+}
+
+/// A disk with several copies, as the cluster engine's record of it says.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct DiskCopies {
+    pub disk: String,
+    /// Raised with each start of the disk, and when it stands elsewhere.
+    pub epoch: u32,
+    /// Raised when a copy begins or ceases to have everything.
+    pub generation: u64,
+    pub copies: Vec<DiskCopy>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct DiskCopy {
+    pub node: String,
+    pub state: DiskCopyState,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum DiskCopyState {
+    /// It has everything that was acknowledged, and the disk is beside it.
+    Primary,
+    /// It has everything that was acknowledged.
+    Current,
+    /// It misses something, and gets it while its node and the primary's are there.
+    Behind,
+}
+
+impl fmt::Display for DiskCopyState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DiskCopyState::Primary => "primary",
+            DiskCopyState::Current => "current",
+            DiskCopyState::Behind => "behind",
+        })
+    }
 }
 
 /// What one node has of a container.

@@ -101,6 +101,12 @@ pub enum Why {
     FewestServers,
     /// One stands on each node.
     EachNode,
+    /// It had stood on a node that was lost.
+    Lost { node: String },
+    /// A copy of its disk is there which knows more than the one beside which it had stood.
+    KnowsMore,
+    /// Somebody moved it there.
+    Moved,
 }
 
 impl fmt::Display for Why {
@@ -110,6 +116,9 @@ impl fmt::Display for Why {
             Why::Beside { server } => write!(f, "beside {server}"),
             Why::FewestServers => f.write_str("fewest servers there"),
             Why::EachNode => f.write_str("one on each node"),
+            Why::Lost { node } => write!(f, "{node} was lost"),
+            Why::KnowsMore => f.write_str("its copy knows more"),
+            Why::Moved => f.write_str("moved there"),
         }
     }
 }
@@ -121,6 +130,9 @@ pub struct Volume {
     pub name: String,
     pub bytes: u64,
     pub store: DiskStore,
+    /// Of one of several copies, and of the disk that they are: the number that no other set of copies ever has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub set: Option<u64>,
 }
 
 impl Volume {
@@ -132,6 +144,11 @@ impl Volume {
     /// Beside the image: the highest epoch of who may change it.
     pub fn fence_file(&self) -> String {
         format!("{}.fence", self.name)
+    }
+
+    /// Beside the image of a copy: what it knows of itself and of the others.
+    pub fn kept_file(&self) -> String {
+        format!("{}.copy", self.name)
     }
 }
 

@@ -1,9 +1,10 @@
-//! Desks: through which the coordination servers of this node's containers reach the cluster engine (`vos_api::desk`).
+//! Desks: through which servers of this node's containers reach the cluster engine (`vos_api::desk`): the coordination
+//! server, and disks that have copies.
 //!
-//! A desk is a socket and a thread. It confines every key to `/programs/DCID/`, refuses what a container has too much
-//! of, and asks the engine one thing after the other, so that no container asks more than one at a time. News come from
-//! the daemon's follower: the desk remembers which keys are different and tells what they are when the server listens,
-//! so that a slow server costs no memory.
+//! A desk is a socket and a thread. It confines every key to `/programs/DCID/` or `/disks/DCID/`, refuses what a
+//! container has too much of, and asks the engine one thing after the other, so that no container asks more than one at
+//! a time. News come from the daemon's follower: the desk remembers which keys are different and tells what they are
+//! when the server listens, so that a slow server costs no memory.
 //!
 //! The keeper has the desk's end of the socket, too: the next daemon takes it from there, says so, and is asked again
 //! what was not answered.
@@ -36,6 +37,40 @@ use crate::numbered::Numbered;
 
 /// Below it is what programs agree on, by container.
 pub const PROGRAMS: &str = "/programs/";
+/// Below it are the records of disks that have copies, likewise.
+pub const DISKS: &str = "/disks/";
+
+/// Whose desk it is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct DeskOf {
+    pub dc: u32,
+    pub server: DeskServer,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum DeskServer {
+    Coordination,
+    /// By the position of the disk.
+    Disk(usize),
+}
+
+impl DeskOf {
+    /// Of its keys in the engine.
+    pub fn prefix(self) -> String {
+        match self.server {
+            DeskServer::Coordination => prefix(self.dc),
+            DeskServer::Disk(_) => disks_prefix(self.dc),
+        }
+    }
+
+    /// Under which the keeper has the daemon's end.
+    pub fn kept_as(self) -> String {
+        match self.server {
+            DeskServer::Coordination => "desk".to_owned(),
+            DeskServer::Disk(index) => format!("desk-disk-{index}"),
+        }
+    }
+}
 /// How long what is leased outlives the last sign of the node: a daemon is replaced in less, and who waits for a lock
 /// of a lost node waits so long.
 const LEASE: Duration = Duration::from_secs(10);
@@ -46,13 +81,14 @@ const VALUES_MAX: usize = 1024;
 
 #[derive(Default)]
 pub struct Desks {
-    open: Mutex<HashMap<u32, Arc<Desk>>>,
+    open: Mutex<HashMap<DeskOf, Arc<Desk>>>,
     lease: Mutex<Option<Arc<KeptLease>>>,
     keeps_lease: AtomicBool,
 }
 
 struct Desk {
-    dc: u32,
+    of: DeskOf,
+    prefix: String,
     bell: OwnedFd,
     news: Mutex<News>,
 }
@@ -76,26 +112,36 @@ pub fn prefix(dc: u32) -> String {
     format!("{PROGRAMS}{dc}/")
 }
 
+pub fn disks_prefix(dc: u32) -> String {
+    format!("{DISKS}{dc}/")
+}
+
+/// Of the record of a disk.
+pub fn dc_of_disk(entry: &Entry) -> Option<u32> {
+    entry.key.strip_prefix(DISKS)?.split('/').next()?.parse().ok()
+}
+
 impl Desks {
     /// Serves a container's server at this end, in place of any it had before.
-    pub fn serve(&self, context: &Arc<Context>, dc: u32, socket: OwnedFd) -> io::Result<()> {
+    pub fn serve(&self, context: &Arc<Context>, of: DeskOf, socket: OwnedFd) -> io::Result<()> {
         rustix::io::ioctl_fionbio(&socket, true)?;
-        let desk = Arc::new(Desk { dc, bell: sys::eventfd::create()?, news: Mutex::default() });
+        let desk = Desk { of, prefix: of.prefix(), bell: sys::eventfd::create()?, news: Mutex::default() };
+        let desk = Arc::new(desk);
         desk.news.lock().all = true;
         if !self.keeps_lease.swap(true, Ordering::SeqCst) {
             let also = Arc::downgrade(context);
             std::thread::Builder::new().name("desk-lease".to_owned()).spawn(move || keep_lease(&also))?;
         }
         let (also, context) = (Arc::clone(&desk), Arc::clone(context));
-        std::thread::Builder::new().name(format!("desk-{dc}")).spawn(move || also.run(&context, &socket))?;
-        let before = self.open.lock().insert(dc, desk);
+        std::thread::Builder::new().name(format!("desk-{}", of.dc)).spawn(move || also.run(&context, &socket))?;
+        let before = self.open.lock().insert(of, desk);
         before.into_iter().for_each(|before| before.end());
         Ok(())
     }
 
     /// Nobody is served there any more.
-    pub fn end(&self, dc: u32) {
-        if let Some(desk) = self.open.lock().remove(&dc) {
+    pub fn end(&self, of: DeskOf) {
+        if let Some(desk) = self.open.lock().remove(&of) {
             desk.end();
         }
     }
@@ -117,11 +163,11 @@ impl Desks {
                 }
             }
             Change::One(event) => {
-                let Some((dc, key)) = event.key.strip_prefix(PROGRAMS).and_then(|rest| rest.split_once('/')) else {
+                if !event.key.starts_with(PROGRAMS) && !event.key.starts_with(DISKS) {
                     return;
-                };
-                let desk = dc.parse().ok().and_then(|dc: u32| self.open.lock().get(&dc).cloned());
-                if let Some(desk) = desk {
+                }
+                for desk in self.open.lock().values() {
+                    let Some(key) = event.key.strip_prefix(&desk.prefix) else { continue };
                     desk.news.lock().changed.insert(key.to_owned(), event.revision.0);
                     sys::eventfd::signal(&desk.bell);
                 }
@@ -175,10 +221,10 @@ impl Desk {
     }
 
     fn run(&self, context: &Context, socket: &OwnedFd) {
-        let (sizes, buffer, number) = (HashMap::new(), vec![0; PACKET_BYTES_MAX], Numbered::new(self.dc));
+        let (sizes, buffer, number) = (HashMap::new(), vec![0; PACKET_BYTES_MAX], Numbered::new(self.of.dc));
         let mut clerk = Clerk { desk: self, context, socket, sizes, buffer, number };
         if let Err(why) = clerk.serve() {
-            tracing::debug!(dc = self.dc, ?why, "a desk is closed");
+            tracing::debug!(dc = self.of.dc, ?why, "a desk is closed");
         }
     }
 }
@@ -230,7 +276,7 @@ impl Clerk<'_> {
         };
         let asked = self.buffer.get(..received).and_then(ToDesk::decode);
         if asked.is_none() {
-            tracing::warn!(dc = self.desk.dc, received, "a coordination server asked what makes no sense");
+            tracing::warn!(dc = self.desk.of.dc, received, "a coordination server asked what makes no sense");
         }
         Ok(asked)
     }
@@ -262,7 +308,7 @@ impl Clerk<'_> {
         let (all, changed) = {
             let mut news = self.desk.news.lock();
             let all = news.all;
-            if all && self.context.answers.mirror.list(&prefix(self.desk.dc)).is_err() {
+            if all && self.context.answers.mirror.list(&self.desk.prefix).is_err() {
                 // The follower has heard of nothing yet; it rings when it has.
                 return Ok(());
             }
@@ -275,7 +321,7 @@ impl Clerk<'_> {
         let mut changed: Vec<(u64, String)> = changed.into_iter().map(|(key, revision)| (revision, key)).collect();
         changed.sort_unstable();
         for (revision, key) in changed {
-            match self.context.answers.mirror.read(&format!("{}{key}", prefix(self.desk.dc))) {
+            match self.context.answers.mirror.read(&format!("{}{key}", self.desk.prefix)) {
                 Ok(Some(entry)) => {
                     self.sizes.insert(key, entry.value.len());
                     self.say(&FromDesk::Put(self.known(entry)))?;
@@ -290,7 +336,7 @@ impl Clerk<'_> {
     }
 
     fn tell_all(&mut self) -> Result<(), Closed> {
-        let Ok(listing) = self.context.answers.mirror.list(&prefix(self.desk.dc)) else { return Ok(()) };
+        let Ok(listing) = self.context.answers.mirror.list(&self.desk.prefix) else { return Ok(()) };
         self.sizes.clear();
         self.say(&FromDesk::Hello(versions::DESK.speaks))?;
         for entry in listing.entries {
@@ -302,7 +348,7 @@ impl Clerk<'_> {
     }
 
     fn known(&self, entry: Entry) -> Known {
-        let key = entry.key.strip_prefix(&prefix(self.desk.dc)).unwrap_or_default().to_owned();
+        let key = entry.key.strip_prefix(&self.desk.prefix).unwrap_or_default().to_owned();
         Known { key, value: entry.value, created: entry.created.0, modified: entry.modified.0 }
     }
 
@@ -338,7 +384,7 @@ impl Clerk<'_> {
             Ok(outcome) => outcome.ok_or(Unanswered::Away),
             Err(error) => {
                 if !error.is_absence() {
-                    tracing::warn!(dc = self.desk.dc, %error, "the engine does not take what programs agree on");
+                    tracing::warn!(dc = self.desk.of.dc, %error, "the engine does not take what programs agree on");
                 }
                 Err(why(&error))
             }
@@ -348,7 +394,7 @@ impl Clerk<'_> {
     /// The key in the engine; `None` for what is none.
     fn place(&self, key: &str) -> Option<String> {
         let is_key = !key.is_empty() && key.len() <= DESK_KEY_BYTES_MAX && !key.ends_with('/');
-        let place = format!("{}{key}", prefix(self.desk.dc));
+        let place = format!("{}{key}", self.desk.prefix);
         (is_key && cluster::check_key(&place).is_ok()).then_some(place)
     }
 

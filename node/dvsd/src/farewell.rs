@@ -50,7 +50,8 @@ fn remove(engine: &dyn Engine, view: &DcView) -> Result<Option<Revision>, Engine
         return Ok(None);
     }
     let (endpoints, names) = (format!("{}{id}/", records::ENDPOINTS), format!("{}{id}/", records::NAMES));
-    for prefix in [endpoints, names, format!("/epochs/{id}/"), desks::prefix(id), services::record::prefix(id)] {
+    let (agreed, disks) = (desks::prefix(id), desks::disks_prefix(id));
+    for prefix in [endpoints, names, format!("/epochs/{id}/"), agreed, disks, services::record::prefix(id)] {
         let keys: Vec<Op> = engine.list(&prefix)?.entries.into_iter().map(|entry| Op::delete(entry.key)).collect();
         for some in keys.chunks(OPS_PER_TRANSACTION_MAX) {
             let Outcome::Done(_) = engine.transact(std::slice::from_ref(&unchanged), some)? else { return Ok(None) };

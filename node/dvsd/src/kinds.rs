@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use std::fmt;
 
 use abi::Endpoint;
-use abi::limits::{DISKS_PER_DC, NODES_PER_DC};
+use abi::limits::{COPIES_PER_DC, DISKS_PER_DC, NODES_PER_DC};
 use sys::launch::PidNamespace;
 
 use crate::reconcile::plan::{Part, Stage};
@@ -21,7 +21,7 @@ pub struct Kind {
     pub needs: &'static [Part],
     /// In which stage of going down it ends, and its place within the stage.
     pub ends: (Stage, u8),
-    /// Place among the container's uids; disks have the places after it as well.
+    /// Place among the container's uids; disks and copies have the places after it as well.
     pub uid_slot: u32,
     /// After `dvs`.
     pub arguments: &'static [&'static str],
@@ -41,6 +41,8 @@ pub enum Stands {
     /// One, where `servers` of the description says. Where it says nothing: beside the first of another kind, if one is
     /// named here.
     Once { beside: Option<&'static str> },
+    /// One for each copy of each disk that has several, the first where the description of the disk says.
+    PerCopy,
     /// One for each disk, where the description of the disk says.
     PerDisk,
     /// One on each node.
@@ -57,6 +59,14 @@ pub enum Setting {
     /// The epoch in which the first of a kind was placed.
     EpochOf(&'static str),
     DiskBytes,
+    /// The number of the set of its disk's copies.
+    Set,
+    /// The endpoint of the disk of which it is a copy.
+    DiskOfCopy,
+    /// Which copy of the disk is beside it. It has none of several: not told.
+    OwnCopy,
+    /// All copies of the disk, a bit for each number. Likewise.
+    Copies,
     /// Position of the node in the container.
     NodeIndex,
     /// Positions of all its nodes, a bit each.
@@ -71,12 +81,16 @@ pub enum Source {
     Disk,
     /// The file beside the image that keeps the epoch of the disk's owner.
     Fence,
+    /// The file beside the image of a copy that keeps what it knows.
+    Kept,
     /// A file of its own beside the images of disks.
     Store,
     /// What the keeper holds under this name.
     Keeper(&'static str),
     /// A socket to this node's daemon, whoever that is (`desks`).
     Desk,
+    /// Likewise, of a disk that has copies.
+    DiskDesk,
     /// What the keeper has ready for a call gate.
     CallGate(CallGatePart),
 }
@@ -108,13 +122,27 @@ pub const GATE_STATE: &str = "gate-state";
 /// The call gate.
 pub const CALLS: &str = "calls";
 
-/// The daemon's end of a desk, which the keeper holds.
-pub const DESK: &str = "desk";
+/// One of several images of a disk.
+pub const COPY: &str = "copy";
 
 const ON_A_BROKER: &[Part] = &[Part::Broker, Part::Cgroup];
 
 /// In the order in which they are placed.
 pub static KINDS: &[Kind] = &[
+    Kind {
+        name: COPY,
+        stands: Stands::PerCopy,
+        endpoint: Endpoint::COPY,
+        needs: ON_A_BROKER,
+        // After the disk, which tells it the last that is to be known.
+        ends: (Stage::Down, 1),
+        uid_slot: 40,
+        arguments: &["server", "copy"],
+        options: &[("bytes", Setting::DiskBytes), ("set", Setting::Set), ("disk", Setting::DiskOfCopy)],
+        descriptors: &[("image", Source::Disk), ("kept", Source::Kept)],
+        serving: None,
+        pid_namespace: PidNamespace::Own,
+    },
     Kind {
         name: "disk",
         stands: Stands::PerDisk,
@@ -123,8 +151,14 @@ pub static KINDS: &[Kind] = &[
         ends: (Stage::Down, 0),
         uid_slot: 8,
         arguments: &["server", "disk"],
-        options: &[("bytes", Setting::DiskBytes), ("owner", Setting::EndpointOf("fs"))],
-        descriptors: &[("image", Source::Disk), ("fence", Source::Fence)],
+        options: &[
+            ("bytes", Setting::DiskBytes),
+            ("owner", Setting::EndpointOf("fs")),
+            ("set", Setting::Set),
+            ("own", Setting::OwnCopy),
+            ("copies", Setting::Copies),
+        ],
+        descriptors: &[("image", Source::Disk), ("fence", Source::Fence), ("desk", Source::DiskDesk)],
         serving: None,
         pid_namespace: PidNamespace::Own,
     },
@@ -219,9 +253,11 @@ pub fn server_arguments() -> impl Iterator<Item = &'static [&'static str]> {
     KINDS.iter().map(|kind| kind.arguments)
 }
 
-/// Those that daemons of all nodes know, where records have this format: the release before knows no call gate.
+/// Those that daemons of all nodes know, where records have this format: the release before knows no call gate and no
+/// copies.
 pub fn known_at(level: u64) -> Vec<Kind> {
-    let is_known = |kind: &&Kind| level >= crate::records::FORMAT || kind.stands != Stands::PerNodeOfSeveral;
+    let is_new = |kind: &Kind| matches!(kind.stands, Stands::PerNodeOfSeveral | Stands::PerCopy);
+    let is_known = |kind: &&Kind| level >= crate::records::FORMAT || !is_new(kind);
     KINDS.iter().filter(is_known).copied().collect()
 }
 
@@ -235,6 +271,7 @@ impl Kind {
     fn count_max(&self) -> usize {
         match self.stands {
             Stands::Once { .. } => 1,
+            Stands::PerCopy => COPIES_PER_DC as usize,
             Stands::PerDisk => DISKS_PER_DC as usize,
             Stands::PerNode | Stands::PerNodeOfSeveral => NODES_PER_DC,
         }
@@ -248,8 +285,10 @@ impl Kind {
 
     /// Of several on a node each has its own.
     pub fn uid_slot_of(&self, index: usize) -> u32 {
+        let place = u32::try_from(index).unwrap_or(0);
         match self.stands {
-            Stands::PerDisk => self.uid_slot + u32::try_from(index).unwrap_or(0).min(DISKS_PER_DC - 1),
+            Stands::PerDisk => self.uid_slot + place.min(DISKS_PER_DC - 1),
+            Stands::PerCopy => self.uid_slot + place.min(COPIES_PER_DC - 1),
             Stands::Once { .. } | Stands::PerNode | Stands::PerNodeOfSeveral => self.uid_slot,
         }
     }

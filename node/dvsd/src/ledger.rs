@@ -13,6 +13,7 @@ use cluster::{Compare, Engine, EngineError, Listing, Lookup, Op, Outcome, Revisi
 use mgmt_api::{Capacity, DiskStore, ErrorBody, ErrorKind, Promise, Volume};
 
 use crate::config::Config;
+use crate::placer;
 use crate::reconcile;
 use crate::records::{self, DCS, DcKey, DcRecord, Desired};
 use crate::space;
@@ -223,13 +224,13 @@ fn disk_bytes(config: &Config) -> Option<u64> {
 fn held_by_images(config: &Config) -> u64 {
     let blocks = |record: DcRecord| {
         let images = config.dc_state_dir(record.id).join("images");
-        let of = move |volume: &Volume| {
+        let of = |volume: &Volume| {
             let metadata = std::fs::metadata(images.join(volume.file())).ok()?;
             Some(metadata.blocks().saturating_mul(STAT_BLOCK).min(volume.bytes))
         };
-        let here = record.placement.instances.into_iter().filter(|instance| instance.node == config.node);
-        let volumes = here.filter_map(|instance| instance.volume).filter(|volume| volume.store == DiskStore::Image);
-        volumes.filter_map(|volume| of(&volume)).sum::<u64>()
+        let here = placer::images(&record.placement.instances).filter(|(node, _)| **node == config.node);
+        let volumes = here.map(|(_, volume)| volume).filter(|volume| volume.store == DiskStore::Image);
+        volumes.filter_map(of).sum::<u64>()
     };
     reconcile::remembered(config).into_iter().map(blocks).sum()
 }
@@ -246,7 +247,7 @@ pub fn adopt(engine: &dyn Engine) -> Result<(), EngineError> {
             if !record.placement.promised.is_empty() || matches!(record.desired, Desired::Deleted { .. }) {
                 break;
             }
-            record.placement.promised = crate::placer::promises(&record.spec, &record.placement.instances);
+            record.placement.promised = placer::promises(&record.spec, &record.placement.instances);
             let mut booking = book(&accounts(engine)?, &record.placement.promised, Change::Promise);
             booking.compares.push(Compare::Modified { key: key.clone(), at });
             booking.ops.push(Op::put(&*key, records::encode(&record)));

@@ -65,6 +65,7 @@ mod space;
 mod spawn;
 mod spec;
 mod state;
+mod succession;
 mod supervise;
 mod transports;
 mod uids;

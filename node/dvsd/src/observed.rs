@@ -57,6 +57,11 @@ impl Observed {
         self.dcs.keys().cloned().collect()
     }
 
+    /// Of all containers, each as it was last changed.
+    pub fn records(&self) -> impl Iterator<Item = &(DcRecord, Revision)> {
+        self.dcs.values().filter_map(|dc| dc.record.as_ref())
+    }
+
     /// The container of a number.
     pub fn record_of(&self, id: u32) -> Option<&DcRecord> {
         self.dcs.values().filter_map(|dc| dc.record.as_ref()).map(|(record, _)| record).find(|record| record.id == id)

@@ -7,11 +7,11 @@
 //! the same time share what is left (`ledger`).
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mgmt_api::{DcSpec, DiskSpec, DiskStore, Instance, Placement, Promise, Role, ServerKind, Volume, Why};
 
-use crate::kinds::{Kind, Stands};
+use crate::kinds::{COPY, Kind, Stands};
 use crate::ledger::{Accounts, Shortage};
 
 /// Of the disk that a container has when its description names none.
@@ -34,12 +34,35 @@ pub fn place(wish: &DcSpec, kinds: &[Kind], accounts: &Accounts) -> Result<Place
 pub fn promises(wish: &DcSpec, instances: &[Instance]) -> BTreeMap<String, Promise> {
     let each = Promise { containers: 1, memory_bytes: wish.limits.memory_bytes.unwrap_or(0), disk_bytes: 0 };
     let mut promised: BTreeMap<String, Promise> = wish.nodes.iter().map(|node| (node.clone(), each)).collect();
-    let volumes = instances.iter().filter_map(|instance| Some((&instance.node, instance.volume.as_ref()?)));
-    for (node, volume) in volumes.filter(|(_, volume)| volume.store == DiskStore::Image) {
+    for (node, volume) in images(instances).filter(|(_, volume)| volume.store == DiskStore::Image) {
         let of_node = promised.entry(node.clone()).or_default();
         of_node.disk_bytes = of_node.disk_bytes.saturating_add(volume.bytes);
     }
     promised
+}
+
+/// All images, each with its node: of a disk that has copies these are the images.
+pub fn images(instances: &[Instance]) -> impl Iterator<Item = (&String, &Volume)> {
+    let is_image = |one: &&Instance| one.kind.name() == COPY || copies_of(instances, one).next().is_none();
+    instances.iter().filter(is_image).filter_map(|one| Some((&one.node, one.volume.as_ref()?)))
+}
+
+/// Those of a disk.
+pub fn copies_of<'a>(instances: &'a [Instance], disk: &'a Instance) -> impl Iterator<Item = &'a Instance> {
+    let name = disk.volume.as_ref().map(|volume| volume.name.as_str());
+    instances.iter().filter(move |one| one.kind.name() == COPY && name.is_some_and(|name| is_volume(one, name)))
+}
+
+/// Gives the copies of each disk the number of their set.
+pub fn number_sets<E>(instances: &mut [Instance], mut draw: impl FnMut() -> Result<u64, E>) -> Result<(), E> {
+    let copies = instances.iter().filter(|one| one.kind.name() == COPY);
+    let disks: BTreeSet<String> = copies.filter_map(|one| Some(one.volume.as_ref()?.name.clone())).collect();
+    for disk in disks {
+        let set = draw()?;
+        let volumes = instances.iter_mut().filter_map(|one| one.volume.as_mut());
+        volumes.filter(|volume| volume.name == disk).for_each(|volume| volume.set = Some(set));
+    }
+    Ok(())
 }
 
 /// The servers, whether there is enough for them or not.
@@ -49,11 +72,12 @@ pub fn instances(wish: &DcSpec, kinds: &[Kind], accounts: &Accounts) -> Vec<Inst
     for server in &wish.servers {
         server.node.iter().for_each(|node| placing.take(node, 0));
     }
-    for disk in &disks {
+    for disk in disks.iter().filter(|disk| !disk.is_replicated()) {
         disk.node.iter().for_each(|node| placing.take(node, set_aside(disk)));
     }
     for kind in kinds {
         match kind.stands {
+            Stands::PerCopy => placing.copies(kind, &disks),
             Stands::PerDisk => disks.iter().enumerate().for_each(|(index, disk)| placing.disk(kind, index, disk)),
             Stands::Once { beside } => placing.one(kind, beside),
             Stands::PerNode => wish.nodes.iter().enumerate().for_each(|(index, node)| {
@@ -82,7 +106,7 @@ pub fn instances_of_another(
     let stands = |kind: &&Kind| match kind.stands {
         Stands::PerNode => true,
         Stands::PerNodeOfSeveral => is_there(kind),
-        Stands::Once { .. } | Stands::PerDisk => false,
+        Stands::Once { .. } | Stands::PerCopy | Stands::PerDisk => false,
     };
     for kind in kinds.iter().filter(stands) {
         placing.add(kind, seat, kind.name.to_owned(), (node.to_owned(), Why::EachNode), None);
@@ -94,7 +118,21 @@ fn disks(wish: &DcSpec) -> Vec<DiskSpec> {
     if !wish.disks.is_empty() {
         return wish.disks.clone();
     }
-    vec![DiskSpec { name: "root".to_owned(), node: None, bytes: DEFAULT_DISK_BYTES, store: DiskStore::Image }]
+    vec![DiskSpec {
+        name: "root".to_owned(),
+        node: None,
+        bytes: DEFAULT_DISK_BYTES,
+        store: DiskStore::Image,
+        replicas: None,
+    }]
+}
+
+fn volume_of(disk: &DiskSpec) -> Volume {
+    Volume { name: disk.name.clone(), bytes: disk.bytes, store: disk.store.clone(), set: None }
+}
+
+fn is_volume(instance: &Instance, name: &str) -> bool {
+    instance.volume.as_ref().is_some_and(|volume| volume.name == name)
 }
 
 fn set_aside(disk: &DiskSpec) -> u64 {
@@ -111,10 +149,29 @@ struct Placing<'a> {
 }
 
 impl Placing<'_> {
+    /// Of each disk that has several: the first where the disk is to stand, the others on other nodes.
+    fn copies(&mut self, kind: &Kind, disks: &[DiskSpec]) {
+        let mut number = 0;
+        for disk in disks.iter().filter(|disk| disk.is_replicated()) {
+            let bytes = set_aside(disk);
+            let mut nodes = Vec::new();
+            for _ in 0..disk.replicas.unwrap_or(1) {
+                let asked = self.asked(disk.node.as_deref()).filter(|_| nodes.is_empty());
+                // What was asked for is counted in any case.
+                asked.iter().for_each(|(node, _)| self.take(node, bytes));
+                let Some(place) = asked.or_else(|| self.choose_beside(bytes, &nodes)) else { break };
+                nodes.push(place.0.clone());
+                self.add(kind, number, format!("{}-{}", kind.name, disk.name), place, Some(volume_of(disk)));
+                number += 1;
+            }
+        }
+    }
+
     fn disk(&mut self, kind: &Kind, index: usize, disk: &DiskSpec) {
-        let place = self.asked(disk.node.as_deref()).unwrap_or_else(|| self.choose(set_aside(disk)));
-        let volume = Volume { name: disk.name.clone(), bytes: disk.bytes, store: disk.store.clone() };
-        self.add(kind, index, format!("{}-{}", kind.name, disk.name), place, Some(volume));
+        let copy = |one: &&Instance| one.kind.name() == COPY && is_volume(one, &disk.name);
+        let beside = self.instances.iter().find(copy).map(|copy| (copy.node.clone(), copy.why.clone()));
+        let place = beside.or_else(|| self.asked(disk.node.as_deref())).unwrap_or_else(|| self.choose(set_aside(disk)));
+        self.add(kind, index, format!("{}-{}", kind.name, disk.name), place, Some(volume_of(disk)));
     }
 
     fn one(&mut self, kind: &Kind, beside: Option<&'static str>) {
@@ -131,17 +188,21 @@ impl Placing<'_> {
         node.map(|node| (node.to_owned(), Why::Asked))
     }
 
-    /// Where none has room, the one that has most of it.
     fn choose(&mut self, disk_bytes: u64) -> (String, Why) {
+        self.choose_beside(disk_bytes, &[]).unwrap_or((String::new(), Why::FewestServers))
+    }
+
+    /// None of these. Where none has room, the one that has most of it. `None`: there is no other.
+    fn choose_beside(&mut self, disk_bytes: u64, taken: &[String]) -> Option<(String, Why)> {
         let rank = |node: &&String| {
             let (servers, taken) = self.taken.get(*node).copied().unwrap_or_default();
             let left = self.accounts.get(*node).map_or(u64::MAX, |account| account.left().disk_bytes);
             let room = left.saturating_sub(taken);
             if room >= disk_bytes { (Reverse(u64::MAX), servers) } else { (Reverse(room), servers) }
         };
-        let chosen = self.wish.nodes.iter().min_by_key(rank).cloned().unwrap_or_default();
+        let chosen = self.wish.nodes.iter().filter(|node| !taken.contains(node)).min_by_key(rank)?.clone();
         self.take(&chosen, disk_bytes);
-        (chosen, Why::FewestServers)
+        Some((chosen, Why::FewestServers))
     }
 
     fn take(&mut self, node: &str, disk_bytes: u64) {
@@ -216,6 +277,44 @@ mod tests {
     }
 
     #[test]
+    fn each_copy_is_on_another_node_with_room_and_the_disk_beside_the_first() {
+        let disks = json!([
+            { "name": "a", "node": "n2", "bytes": 1 << 30, "replicas": 2 },
+            { "name": "b", "bytes": 1 << 30 },
+            { "name": "c", "bytes": 2_u64 << 30, "replicas": 3 },
+        ]);
+        let mut placed = place(&wish(json!({ "disks": disks })), KINDS, &Accounts::new()).unwrap();
+        let of = |kind: &str, name: &str| {
+            let named = placed.instances.iter().filter(|one| one.kind.name() == kind && is_volume(one, name));
+            named.map(|one| (one.node.as_str(), one.endpoint)).collect::<Vec<_>>()
+        };
+        assert_eq!((of("copy", "a"), of("disk", "a")), (vec![("n2", 48), ("n1", 49)], vec![("n2", 16)]));
+        assert_eq!(of("copy", "b"), []);
+        let nodes: BTreeSet<&str> = of("copy", "c").into_iter().map(|(node, _)| node).collect();
+        assert_eq!((nodes.len(), of("copy", "c")[0].0), (3, of("disk", "c")[0].0));
+        // An image counts once, and that of "b" is the disk's own.
+        let promised = placed.promised.values().map(|promise| promise.disk_bytes >> 30).sum::<u64>();
+        assert_eq!(promised, 2 + 1 + 6);
+
+        let mut last = 0;
+        let mut draw = || -> Result<u64, ()> {
+            last += 1;
+            Ok(last)
+        };
+        number_sets(&mut placed.instances, &mut draw).unwrap();
+        let sets = placed.instances.iter().filter_map(|one| one.volume.as_ref());
+        let sets: BTreeSet<(&str, Option<u64>)> = sets.map(|volume| (volume.name.as_str(), volume.set)).collect();
+        assert_eq!(sets, BTreeSet::from([("a", Some(1)), ("b", None), ("c", Some(2))]));
+
+        // Where the second copy has no room nothing is made.
+        let small = Capacity { containers: 9, memory_bytes: 1 << 30, disk_bytes: Some(1 << 20), cpus: 1 };
+        let accounts = ["n1", "n3"].map(|node| (node.to_owned(), Account::new(small, Default::default())));
+        let two = json!({ "disks": [{ "name": "a", "node": "n2", "bytes": 1 << 30, "replicas": 2 }] });
+        let shortage = place(&wish(two), KINDS, &Accounts::from(accounts)).unwrap_err();
+        assert_eq!((shortage.node.as_str(), shortage.of), ("n1", Resource::Disk));
+    }
+
+    #[test]
     fn placement_that_was_asked_for_is_kept() {
         let mut asked = wish(json!({ "disks": [{ "name": "a", "node": "n3", "bytes": 1 << 30 }] }));
         asked.servers.push(ServerSpec { kind: ServerKind::FS, node: Some("n2".to_owned()) });
@@ -264,7 +363,7 @@ mod tests {
         for index in 0..numbers.below(4) {
             let (node, bytes) = (node(numbers), (16 + numbers.below(2000)) * MIB);
             let store = if numbers.below(4) == 0 { DiskStore::Sparse } else { DiskStore::Image };
-            wish.disks.push(DiskSpec { name: format!("d{index}"), node, bytes, store });
+            wish.disks.push(DiskSpec { name: format!("d{index}"), node, bytes, store, replicas: None });
         }
         for kind in [ServerKind::FS, ServerKind::DS] {
             let node = node(numbers);

@@ -19,6 +19,7 @@
 //! | `/engine/…` | see `quorum` | |
 //! | `/format` | number: of the shape of all this | for ever; see `level` |
 //! | `/programs/DCID/…` | what the container's programs agree on; see `cs-core` | until deleted, or with the lease of the node for it; see `desks` |
+//! | `/disks/DCID/disk.INDEX` | `replica_core::ReplicaRecord`: who is primary, and which copies have everything | likewise; see `desks` |
 //! | `/services/DCID/…` | what is to be kept running; see `services::record` | until removed |
 //! | `/loads/NODE` | thousandths of its CPUs in use | with the node's lease, while somebody wants to know |
 //! | `/epochs/DCID/ENDPOINT` | number | with the container: incarnations never repeat, whichever node starts them |

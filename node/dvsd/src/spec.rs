@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Range, RangeInclusive};
 
 use abi::limits::{
-    DISKS_PER_DC, ENDPOINTS_PER_DC, ENDPOINTS_PROMISED, NODES_PER_DC, PIDS_PER_NODE, WELL_KNOWN_ENDPOINTS,
+    COPIES_PER_DC, DISKS_PER_DC, ENDPOINTS_PER_DC, ENDPOINTS_PROMISED, NODES_PER_DC, PIDS_PER_NODE,
+    WELL_KNOWN_ENDPOINTS,
 };
 use mgmt_api::{DcSpec, EgressRule, ErrorBody, ErrorKind, PortProtocol, valid_name};
 use rustix::thread::CpuSet;
@@ -180,6 +181,18 @@ fn check_disks(spec: &DcSpec) -> Result<(), ErrorBody> {
             return Err(bad(format!("disk {:?} cannot have {} bytes", disk.name, disk.bytes)).hint(range));
         }
         check_placed(spec, disk.node.as_deref(), &disk.name)?;
+        let replicas = disk.replicas.unwrap_or(1);
+        if !(1..=spec.nodes.len()).contains(&usize::from(replicas)) {
+            let what = format!("disk {:?} cannot have {replicas} replicas", disk.name);
+            return Err(bad(what).hint(format!("1 to {}: each on another node of the container", spec.nodes.len())));
+        }
+    }
+    let copies =
+        spec.disks.iter().filter(|disk| disk.is_replicated()).map(|disk| u32::from(disk.replicas.unwrap_or(1)));
+    let copies: u32 = copies.sum();
+    if copies > COPIES_PER_DC {
+        return Err(bad(format!("{copies} copies of disks are too many"))
+            .hint(format!("all replicas of a container together are at most {COPIES_PER_DC}")));
     }
     Ok(())
 }
@@ -319,7 +332,7 @@ mod tests {
         with("prefix", |spec| spec.subnet = "10.1.0.0/33".to_owned());
         with("odd size", |spec| {
             spec.disks =
-                vec![DiskSpec { name: "a".to_owned(), node: None, bytes: (1 << 30) + 1, store: DiskStore::Image }]
+                vec![serde_json::from_value(serde_json::json!({ "name": "a", "bytes": (1_u64 << 30) + 1 })).unwrap()]
         });
         with("foreign node", |spec| {
             spec.servers = vec![ServerSpec { kind: ServerKind::DS, node: Some("n2".to_owned()) }]
@@ -346,6 +359,7 @@ mod tests {
                 node: None,
                 bytes: *bytes,
                 store: DiskStore::Image,
+                replicas: None,
             };
             one.disks = sizes.iter().enumerate().map(disk).collect();
             check(&one, &known()).map_err(|body| body.hint.unwrap_or_default())

@@ -125,6 +125,19 @@ impl Engine {
         let (value, _) = entries.1.get("disk.0")?;
         Some(serde_json::from_slice(value).expect("a record"))
     }
+
+    /// As whoever places the disk: it is to stand beside this copy.
+    fn place_at(&self, copy: usize) {
+        let record = self.record().expect("it was begun");
+        if record.primary == Replica(copy as u8) {
+            return;
+        }
+        let next = record.succeeded_by(Replica(copy as u8)).expect("it is current");
+        let mut entries = self.entries.lock().expect("nobody panicked");
+        entries.0 += 1;
+        let revision = entries.0;
+        entries.1.insert("disk.0".to_owned(), (serde_json::to_vec(&next).expect("a record"), revision));
+    }
 }
 
 struct Set {
@@ -271,6 +284,7 @@ fn another_copy_takes_over_with_all_that_was_acknowledged() {
     // The node is gone.
     disk.kill();
     own.kill();
+    set.engine.place_at(1);
     let disk = set.disk(1);
     let begun = Instant::now();
     for index in 0..200 {
@@ -285,6 +299,7 @@ fn another_copy_takes_over_with_all_that_was_acknowledged() {
     // Acknowledged once it is marked: from then on it can be primary.
     client.write(0, &block(0, 3), Durability::Server).expect("written to both");
     disk.terminate();
+    set.engine.place_at(0);
     let _disk = set.disk(0);
     assert_eq!(client.read(0, BLOCK).expect("read"), block(0, 3));
     set.await_all_current();
@@ -367,6 +382,7 @@ struct Running<'a> {
 impl Running<'_> {
     fn start_disk(&mut self, own: usize) {
         self.disk = None;
+        self.set.engine.place_at(own);
         self.primary = own;
         self.disk = Some(self.set.disk(own));
     }

@@ -18,6 +18,7 @@ use crate::errors::Failure;
     after_help = "\
 Started by `dvs daemon`, one process each, with their instructions in the variable DVS_SPAWN:
   dvs server disk     a virtual disk of a container
+  dvs server copy     one of several images of a disk, which is on several nodes
   dvs server fs       the file server of a container
   dvs server ds       the key-value server of a container
   dvs server cs       locks, elections and groups for the programs of a container on this node
@@ -70,7 +71,7 @@ pub enum Command {
 /// A server of the virtual operating system (started by the daemon)
 #[derive(Args, Debug)]
 pub struct Server {
-    /// disk, fs, ds or cs.
+    /// disk, copy, fs, ds or cs.
     kind: String,
 }
 
@@ -136,6 +137,7 @@ mod machinery {
 
     /// By the words with which the daemon starts them (`node/dvsd/src/kinds.rs`).
     pub const SERVERS: &[(&str, Main)] = &[
+        ("copy", disk::copy_main_from_spawn),
         ("disk", disk::main_from_spawn),
         ("fs", fs::main_from_spawn),
         ("ds", ds::main_from_spawn),

@@ -9,7 +9,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use cluster::{Compare, Engine, Op, Outcome};
-use mgmt_api::{Bytes, Dc, DcChange, DcPhase, DcSpec, ErrorBody, ErrorKind, Limits, PortSpec, Promise};
+use mgmt_api::{Bytes, Dc, DcChange, DcPhase, DcSpec, DiskSpec, ErrorBody, ErrorKind, Limits, PortSpec, Promise};
 use serde_json::Value;
 
 use super::dcs::{Progress, wait_until};
@@ -119,10 +119,11 @@ fn demand_generation(record: &DcRecord, wanted: Option<u64>) -> Result<(), Error
 /// Daemons of the release before cannot read such a container any more.
 pub fn demand_release(spec: &DcSpec, level: u64) -> Result<(), ErrorBody> {
     let is_known = spec.ports.is_empty() && spec.egress.is_none() && spec.env.is_empty();
+    let is_known = is_known && !spec.disks.iter().any(DiskSpec::is_replicated);
     if is_known || level >= records::FORMAT {
         return Ok(());
     }
-    Err(unknown_to_some("published ports, no way out and no environment of containers"))
+    Err(unknown_to_some("published ports, no way out, no environment of containers and no copies of disks"))
 }
 
 fn unknown_to_some(what: &str) -> ErrorBody {

@@ -31,6 +31,7 @@ use crate::records::{self, DcRecord, DcView, Desired, Images, NodeHealth, NodeRe
 use crate::services;
 use crate::space;
 use crate::spec;
+use crate::succession;
 use crate::uids::DC_ID_MAX;
 
 /// Making namespaces, network and servers on all nodes takes a second; a large volume after a crash some more.
@@ -78,6 +79,8 @@ pub async fn show(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result
     let (also, id) = (Arc::clone(&api), view.record.id);
     let described = blocking(move || Ok(services::record::views(&also.context.answers, id)?)).await?;
     found.spec.services = described.into_values().map(|service| service.record.spec).collect();
+    let (also, record) = (Arc::clone(&api), view.record.clone());
+    found.copies = blocking(move || Ok(succession::copies(&also.context.answers, &record)?)).await?;
     let sight = blocking(move || Ok((Sight::of(&api.context)?, view))).await;
     if let Ok((sight, view)) = sight {
         for share in &mut found.shares {
@@ -272,7 +275,7 @@ fn describe(view: &DcView, unreachable: &BTreeSet<String>, full: &BTreeMap<Strin
         }
     }
     let DcRecord { id, spec, placement, paused, generation, created_s, .. } = view.record.clone();
-    Dc { id, spec, placement, phase, paused, shares, generation, created_s }
+    Dc { id, spec, placement, phase, paused, shares, generation, created_s, copies: Vec::new() }
 }
 
 /// What there should be on nodes whose daemons report nothing: they are down, or were just asked to.
@@ -341,9 +344,18 @@ fn decide(engine: &dyn Engine, spec: &DcSpec, desired: Desired) -> Result<Decisi
     let level = level::listed(&format)?;
     changes::demand_release(spec, level)?;
     let kinds = kinds::known_at(level);
-    let placement = placer::place(spec, &kinds, &accounts).map_err(|shortage| shortage.refusal(&spec.name))?;
+    let mut placement = placer::place(spec, &kinds, &accounts).map_err(|shortage| shortage.refusal(&spec.name))?;
+    placer::number_sets(&mut placement.instances, draw_set)?;
     let booking = ledger::book(&accounts, &placement.promised, Change::Promise);
     Ok(Decision { placement, booking, number: number.map_err(no_number)? })
+}
+
+/// Of a new set of copies: one that every reader of JSON can hold.
+fn draw_set() -> Result<u64, Failure> {
+    let mut bytes = [0; 8];
+    let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    drawn.map_err(|error| failure(ErrorKind::Unavailable, "there are no random numbers", "again").0.because(error))?;
+    Ok((u64::from_ne_bytes(bytes) >> 11).max(1))
 }
 
 /// Where it would stand, if it were made now.

@@ -16,6 +16,7 @@ use abi::{DcId, Endpoint, Epoch};
 use broker::{BrokerError, DcOptions, Home, ServerIdentity};
 use keeper::{CallGateFds, FuseOptions, JobFds, KeeperClient, KeeperOptions, ProcFds};
 use mgmt_api::{DiskStore, EgressSpec, Limits, PortSpec, SharePort, Volume};
+use parking_lot::Mutex;
 use sandbox::cgroup::Cgroup;
 use sandbox::overlay::{Overlay, Peer, Subnet};
 use serde_json::{Map, Value, json};
@@ -28,8 +29,8 @@ use super::published::{self, Published};
 use super::share::Share;
 use crate::config::Config;
 use crate::context::Context;
-use crate::desks;
-use crate::kinds::{CALLS, CallGatePart, DESK, GATE_STATE, Source};
+use crate::desks::{self, DeskOf, DeskServer};
+use crate::kinds::{CALLS, CallGatePart, GATE_STATE, Source};
 use crate::records;
 use crate::renewal;
 use crate::services;
@@ -83,6 +84,13 @@ pub struct Parts {
     /// Nodes of the cluster that the present gate to the outside was told of; nothing of one that an earlier daemon
     /// began.
     kept_from: Option<Vec<Ipv4Addr>>,
+    /// The daemon's ends of desks, with the keeper that has them for the next daemon.
+    desks: Mutex<BTreeMap<DeskOf, HeldDesk>>,
+}
+
+struct HeldDesk {
+    end: OwnedFd,
+    held_by: Option<u32>,
 }
 
 /// Whether an earlier daemon worked on this share since the machine started.
@@ -153,6 +161,7 @@ impl Parts {
             lost: 0,
             published: Published::default(),
             kept_from: None,
+            desks: Mutex::default(),
             followed: earlier.unwrap_or_else(|| share.clone()),
             share,
         };
@@ -179,19 +188,48 @@ impl Parts {
 
     /// The desk of a server that an earlier daemon started. False: nobody has it any more.
     fn takes_over_desk(&self, part: &Part) -> bool {
-        let Part::Server(kind, _) = part else { return true };
-        if !kind.descriptors.iter().any(|(_, source)| *source == Source::Desk) {
-            return true;
-        }
-        let held = self.keeper().and_then(|keeper| Ok(keeper.fetch(DESK)?));
-        let served = held.and_then(|desk| match desk {
-            Some(desk) => Ok(self.context.desks.serve(&self.context, self.share.id, desk)?),
-            None => Err("the keeper has none".into()),
-        });
+        let Some(desk) = self.desk_of(part) else { return true };
+        let held = self.keeper().and_then(|keeper| Ok(keeper.fetch(&desk.kept_as())?));
+        let served = held.and_then(|end| self.serve_desk(desk, end.ok_or("the keeper has none")?));
         let taken = served.inspect_err(|error| {
             tracing::warn!(dc = self.share.id, error = crate::supervise::causes(&**error), "cannot take over a desk");
         });
         taken.is_ok()
+    }
+
+    /// The desk of a server that has one.
+    fn desk_of(&self, part: &Part) -> Option<DeskOf> {
+        let Part::Server(kind, index) = part else { return None };
+        let server = kind.descriptors.iter().find_map(|(_, source)| match source {
+            Source::Desk => Some(DeskServer::Coordination),
+            Source::DiskDesk if self.share.is_replicated(part) => Some(DeskServer::Disk(*index)),
+            _ => None,
+        })?;
+        Some(DeskOf { dc: self.share.id, server })
+    }
+
+    fn serve_desk(&self, desk: DeskOf, end: OwnedFd) -> Result<(), Problem> {
+        let held = HeldDesk { end: end.try_clone()?, held_by: None };
+        self.context.desks.serve(&self.context, desk, end)?;
+        self.desks.lock().insert(desk, held);
+        Ok(())
+    }
+
+    fn end_desk(&self, desk: DeskOf) {
+        self.context.desks.end(desk);
+        self.desks.lock().remove(&desk);
+    }
+
+    /// Whatever the keeper does not have yet, it gets, so that the next daemon finds it. A server whose desk it does
+    /// not get is replaced then.
+    pub fn hold_desks(&self) {
+        let Some(keeper) = self.keeper_pid() else { return };
+        for (desk, held) in self.desks.lock().iter_mut().filter(|(_, held)| held.held_by != Some(keeper)) {
+            match self.keeper().and_then(|keeper| Ok(keeper.store(&desk.kept_as(), held.end.as_fd())?)) {
+                Ok(()) => held.held_by = Some(keeper),
+                Err(error) => tracing::warn!(?desk, error = crate::supervise::causes(&*error), "a desk is not held"),
+            }
+        }
     }
 
     /// Which process the broker has for each endpoint of this node.
@@ -397,11 +435,9 @@ impl Parts {
             Part::Ports | Part::Egress => {
                 self.processes.get_mut(part).map_or(Ok(()), |process| process.end(SERVER_GRACE)).map_err(Problem::from)
             }
-            Part::Server(kind, _) => {
+            Part::Server(..) => {
                 let ended = self.processes.get_mut(part).map_or(Ok(()), |process| process.end(SERVER_GRACE));
-                if kind.descriptors.iter().any(|(_, source)| *source == Source::Desk) {
-                    self.context.desks.end(self.share.id);
-                }
+                self.desk_of(part).into_iter().for_each(|desk| self.end_desk(desk));
                 ended.map_err(Problem::from)
             }
         };
@@ -578,6 +614,9 @@ impl Parts {
         if earlier.spec.limits != self.share.spec.limits {
             self.follow_limits(&earlier.spec.limits);
         }
+        if earlier.placement != self.share.placement {
+            self.follow_placement(&earlier)?;
+        }
         if earlier.seated != self.share.seated {
             // It was told of the other nodes when it began.
             self.renew_call_gate();
@@ -586,6 +625,44 @@ impl Parts {
             }
         }
         self.followed = self.share.clone();
+        Ok(())
+    }
+
+    /// Servers that stand elsewhere end here, those that stand here now are made by the plan, and who was told of an
+    /// earlier place is replaced: a client that knows an old epoch would be refused.
+    fn follow_placement(&mut self, earlier: &Share) -> Result<(), Problem> {
+        let own = &self.context.config.node;
+        let is_here = |share: &Share, part: &Part| share.instance(part).is_some_and(|one| one.node == *own);
+        let gone: Vec<Part> = earlier.parts.iter().filter(|part| is_here(earlier, part)).copied().collect();
+        for part in gone.into_iter().filter(|part| !is_here(&self.share, part)) {
+            tracing::info!(dc = self.share.id, ?part, "stands elsewhere now");
+            let left = match self.processes.remove(&part) {
+                Some(process) => Some(process),
+                None => self.share.role_name(&part).map(|name| self.adopt(name)).transpose()?,
+            };
+            // Whoever comes after it need not wait until it has said its last.
+            left.map_or(Ok(()), |mut process| process.end(Duration::ZERO))?;
+            let Part::Server(_, index) = part else { continue };
+            let server = DeskServer::Disk(index);
+            if self.share.disk_part(index) == Some(part) {
+                self.end_desk(DeskOf { dc: self.share.id, server });
+            }
+        }
+        let servers: Vec<Part> = self.share.parts.iter().filter(|part| is_here(&self.share, part)).copied().collect();
+        for part in servers {
+            let has_changed = self.share.options(&part) != earlier.options(&part)
+                || self.share.instance(&part).map(|one| one.epoch) != earlier.instance(&part).map(|one| one.epoch);
+            match self.processes.get_mut(&part) {
+                Some(process) if has_changed => process.make_stale(),
+                Some(_) => (),
+                None => {
+                    let name = self.share.role_name(&part).ok_or("it is no process")?;
+                    let mut process = self.adopt(name)?;
+                    process.make_stale();
+                    self.processes.insert(part, process);
+                }
+            }
+        }
         Ok(())
     }
 
@@ -670,7 +747,11 @@ impl Parts {
     }
 
     fn adopt_gate(&self, gate: Part) -> Result<Supervised, Problem> {
-        let name = self.share.role_name(&gate).ok_or("it is no process")?;
+        self.adopt(self.share.role_name(&gate).ok_or("it is no process")?)
+    }
+
+    /// What an earlier daemon may have left under this name.
+    fn adopt(&self, name: &str) -> Result<Supervised, Problem> {
         Ok(Supervised::adopt(name, &self.run_dir, &self.state_dir.join("log"), OnAdoption::GoesOn)?)
     }
 
@@ -917,9 +998,14 @@ impl Parts {
 
     fn descriptors(&self, part: &Part, found: Image) -> Result<BTreeMap<String, OwnedFd>, Problem> {
         let Part::Server(kind, _) = part else { return Ok(BTreeMap::new()) };
-        let mut call_gate = None;
+        let (mut call_gate, part_of_desk) = (None, part);
         let mut open = |source: Source| -> Result<Option<OwnedFd>, Problem> {
             let made = match source {
+                // The image is made by the copy beside it.
+                Source::Disk if self.share.is_replicated(part) => {
+                    Ok(self.open_image(&self.volume(part)?.file(), None, Image::Demanded)?.into())
+                }
+                Source::Kept => Ok(self.open_image(&self.volume(part)?.kept_file(), None, Image::Made)?.into()),
                 Source::Disk => {
                     let volume = self.volume(part)?;
                     Ok(self.open_image(&volume.file(), Some(volume), found)?.into())
@@ -942,10 +1028,10 @@ impl Parts {
                     }
                     return Ok(fd);
                 }
-                Source::Desk => {
+                Source::Desk | Source::DiskDesk => {
+                    let Some(desk) = self.desk_of(part_of_desk) else { return Ok(None) };
                     let (for_server, own) = desks::socket()?;
-                    self.keeper()?.store(DESK, own.as_fd())?;
-                    self.context.desks.serve(&self.context, self.share.id, own)?;
+                    self.serve_desk(desk, own)?;
                     Ok(for_server)
                 }
             };
@@ -1001,7 +1087,7 @@ impl Parts {
         let length = file.metadata()?.len();
         match volume {
             // Made just now, or by a daemon that was killed before it gave it its size.
-            Some(Volume { name, bytes, store }) if length == 0 => {
+            Some(Volume { name, bytes, store, .. }) if length == 0 => {
                 if *store == DiskStore::Image && !space::is_memory(&file) {
                     set_aside(&file, *bytes, name, &path)?;
                 }

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::plan::Part;
 use crate::kinds::{CALLS, KINDS, Kind, Setting};
+use crate::placer;
 use crate::records::{DcRecord, Desired};
 use crate::spec;
 
@@ -86,6 +87,32 @@ impl Share {
         Some(ServerStatus { name, kind, endpoint, state: ServerState::Unknown, pid: None, restarts: 0 })
     }
 
+    /// Whether it is a disk with several copies.
+    pub fn is_replicated(&self, part: &Part) -> bool {
+        let disk = self.instance(part).filter(|instance| instance.kind == mgmt_api::ServerKind::DISK);
+        disk.is_some_and(|disk| self.copies_of(disk).next().is_some())
+    }
+
+    /// The part that the disk at a position is.
+    pub fn disk_part(&self, index: usize) -> Option<Part> {
+        let is_disk = |kind: &&Kind| kind.name == mgmt_api::ServerKind::DISK.name();
+        KINDS.iter().find(is_disk).map(|kind| Part::Server(kind, index))
+    }
+
+    fn copies_of<'a>(&'a self, disk: &'a Instance) -> impl Iterator<Item = &'a Instance> {
+        placer::copies_of(&self.placement.instances, disk)
+    }
+
+    fn disk_of(&self, copy: &Instance) -> Option<&Instance> {
+        let name = &copy.volume.as_ref()?.name;
+        let is_disk = |one: &&Instance| one.kind == mgmt_api::ServerKind::DISK;
+        self.placement
+            .instances
+            .iter()
+            .filter(is_disk)
+            .find(|one| one.volume.as_ref().is_some_and(|it| it.name == *name))
+    }
+
     /// What it publishes on its node, which is this one.
     pub fn ports<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a PortSpec> {
         self.spec.ports.iter().filter(move |port| port.is_at(node))
@@ -106,6 +133,19 @@ impl Share {
                 Setting::EndpointOf(kind) => json!(first(kind)?.endpoint),
                 Setting::EpochOf(kind) => json!(first(kind)?.epoch),
                 Setting::DiskBytes => json!(self.instance(part)?.volume.as_ref()?.bytes),
+                Setting::Set => match self.instance(part)?.volume.as_ref()?.set {
+                    Some(set) => json!(set),
+                    None => continue,
+                },
+                Setting::DiskOfCopy => json!(self.disk_of(self.instance(part)?)?.endpoint),
+                Setting::OwnCopy | Setting::Copies if !self.is_replicated(part) => continue,
+                Setting::OwnCopy => {
+                    let instance = self.instance(part)?;
+                    json!(self.copies_of(instance).find(|copy| copy.node == instance.node)?.index)
+                }
+                Setting::Copies => {
+                    json!(self.copies_of(self.instance(part)?).fold(0_u64, |bits, copy| bits | 1 << copy.index))
+                }
                 Setting::NodeIndex => json!(self.index),
                 Setting::Seats => json!(self.seated.iter().fold(0_u64, |bits, (seat, _)| bits | 1 << seat)),
                 Setting::UidBase => json!(crate::uids::inside(self.id)),
@@ -162,6 +202,28 @@ mod tests {
         let of = |kind| share.placement.first(&kind).map(|one| one.epoch);
         let (fs, disk) = (of(mgmt_api::ServerKind::FS), of(mgmt_api::ServerKind::DISK));
         assert_eq!((epochs(&share, "gate"), epochs(&share, "fs")), ([fs, disk], [None, disk]));
+    }
+
+    #[test]
+    fn disk_and_copies_are_told_of_each_other() {
+        let disks = json!([
+            { "name": "a", "node": "n1", "bytes": 1 << 30 },
+            { "name": "b", "node": "n2", "bytes": 1 << 30, "replicas": 2 },
+        ]);
+        let mut share = share(json!({ "spec": { "name": "shop", "nodes": ["n1", "n2"], "disks": disks } })).unwrap();
+        assert_eq!(share.parts.iter().filter(|part| share.is_replicated(part)).count(), 0, "an earlier record");
+        let wish = share.spec.clone();
+        share.placement = crate::placer::place(&wish, KINDS, &crate::ledger::Accounts::new()).unwrap();
+        crate::placer::number_sets(&mut share.placement.instances, || Ok::<u64, ()>(5)).unwrap();
+        let part = |kind: &str, index| Part::Server(KINDS.iter().find(|row| row.name == kind).unwrap(), index);
+        let options = |part: Part| share.options(&part).unwrap();
+        let set = json!({ "bytes": 1 << 30, "owner": 1, "set": 5, "own": 0, "copies": 0b11 });
+        assert_eq!((options(part("disk", 1)), share.is_replicated(&part("disk", 1))), (set, true));
+        assert_eq!(options(part("disk", 0)), json!({ "bytes": 1 << 30, "owner": 1 }));
+        for number in 0..2 {
+            assert_eq!(options(part("copy", number)), json!({ "bytes": 1 << 30, "set": 5, "disk": 17 }));
+            assert!(!share.is_replicated(&part("copy", number)), "it is none of several disks");
+        }
     }
 
     #[test]

@@ -209,6 +209,7 @@ impl Working {
                 self.parts.look_after_egress();
                 self.parts.tell_names();
             }
+            self.parts.hold_desks();
             let observed = self.parts.observed();
             let others = self.others(order, plan::stage(&observed));
             let actions = plan::plan(wish, &self.parts.share.parts, &observed, others);

@@ -19,20 +19,22 @@ pub mod record;
 mod reporter;
 mod worker;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use cluster::EngineError;
+use cluster::{EngineError, Lookup, Revision};
 use mgmt_api::PlacePolicy;
 use parking_lot::Mutex;
 
 use crate::context::Context;
+use crate::desks;
 use crate::judging;
-use crate::records::{DCS, DcView, MEMBERS, NODE_WISHES, NODES};
+use crate::records::{DCS, DcRecord, DcView, MEMBERS, NODE_WISHES, NODES};
+use crate::succession;
 use crate::waiting;
 use assurance::Assurance;
 use placing::{Seen, Sight};
@@ -58,7 +60,7 @@ pub struct ServiceBells(Arc<Mutex<Vec<Arc<Bell>>>>);
 impl ServiceBells {
     /// Whether a change under this key concerns services.
     pub fn is_about(key: &str) -> bool {
-        let prefixes = [record::SERVICES, DCS, MEMBERS, NODES, NODE_WISHES];
+        let prefixes = [record::SERVICES, desks::DISKS, DCS, MEMBERS, NODES, NODE_WISHES];
         prefixes.iter().any(|prefix| key.starts_with(prefix))
     }
 
@@ -160,6 +162,7 @@ impl Overseer {
         let mirror = &*context.answers.mirror;
         let containers = record::containers(mirror)?;
         self.see_to_workers(&containers);
+        self.see_to_servers()?;
         if containers.is_empty() {
             return Ok(None);
         }
@@ -189,6 +192,25 @@ impl Overseer {
             again = again.into_iter().chain([self.measured.unwrap_or(now) + MEASURE_EVERY]).min();
         }
         Ok(again)
+    }
+
+    /// Disks with copies, and the file servers on them, stand elsewhere when their node was lost.
+    fn see_to_servers(&mut self) -> Result<(), EngineError> {
+        let context = Arc::clone(&self.common.context);
+        let mirror = &*context.answers.mirror;
+        let sight = Sight::of(&context, &mut self.seen, &[], Instant::now())?;
+        let sets: BTreeSet<u32> = mirror.list(desks::DISKS)?.entries.iter().filter_map(desks::dc_of_disk).collect();
+        if sets.is_empty() || !sight.places(&context.config.node) {
+            return Ok(());
+        }
+        let is_concerned = |(record, _): &&(DcRecord, Revision)| sets.contains(&record.id);
+        let observed = context.observed.lock();
+        let concerned: Vec<(DcRecord, Revision)> = observed.records().filter(is_concerned).cloned().collect();
+        drop(observed);
+        for (record, modified) in &concerned {
+            succession::follow(&*context.engine, mirror, (record, *modified), &sight)?;
+        }
+        Ok(())
     }
 
     fn views(&self, containers: &[u32]) -> Vec<DcView> {

@@ -14,6 +14,7 @@ use service_core::tenure::{Over, PlacerView, over, over_from};
 use super::record::{Asked, Moved, ServiceView, service_key};
 use crate::context::Context;
 use crate::records::{self, DcView, Desired, NODE_WISHES, NodeRecord, NodeWish, encode};
+use crate::succession::NodeSight;
 
 /// What a placer knows of nodes.
 pub struct Sight {
@@ -186,6 +187,16 @@ impl Sight {
         let node = candidates.get(at).map(|it| it.name.clone()).ok_or(Nowhere::NoNode)?;
         let incarnation = self.members.get(&node).map(|member| member.epoch).ok_or(Nowhere::NoNode)?;
         Ok((NextPlace { node, incarnation }, why))
+    }
+}
+
+impl NodeSight for Sight {
+    fn is_lost(&self, node: &str) -> bool {
+        self.fenced.iter().any(|fenced| fenced == node)
+    }
+
+    fn is_there(&self, node: &str) -> bool {
+        Sight::is_there(self, node)
     }
 }
 

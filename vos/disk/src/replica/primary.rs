@@ -634,6 +634,11 @@ fn take_over(desk: &mut RecordDesk, options: &SetOptions, copy: &OwnCopy) -> Res
             Some(record) if record.set != options.set => {
                 return Err(format!("the record is of set {}, and this disk of {}", record.set, options.set).into());
             }
+            // Whoever places the disk elsewhere says so in the record first.
+            Some(record) if record.primary != options.own => {
+                let (primary, own) = (record.primary.0, options.own.0);
+                return Err(format!("copy {primary} is to be primary, and copy {own} is beside this disk").into());
+            }
             Some(record) => {
                 record.succeeded_by(options.own).ok_or("the own copy is behind: another one is to be primary")?
             }

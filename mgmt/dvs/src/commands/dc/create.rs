@@ -32,6 +32,7 @@ Examples:
   dvs dc create small --nodes n1 --disk 512M --memory 256M --cpus 0.5
   dvs dc create spread --fs-node n2 --disk-node n3
   dvs dc create web --nodes n1,n2 -p 8080:80 --start
+  dvs dc create safe --nodes n1,n2,n3 --replicas 2 --start
   dvs dc create -f dc.toml --start
 
 dc.toml:
@@ -54,6 +55,7 @@ dc.toml:
   name = \"root\"
   node = \"n3\"
   bytes = 2147483648
+  replicas = 2                           # copies, each on another node; 1 when absent
   [[services]]
   name = \"web\"
   command = [\"/usr/bin/python3\", \"-m\", \"http.server\", \"8080\"]
@@ -86,6 +88,10 @@ pub struct Options {
     /// Node that keeps this disk [default: chosen].
     #[arg(long, value_name = "NODE", add = names::nodes())]
     disk_node: Option<String>,
+    /// Copies of this disk, each on another node: the loss of a node loses nothing, and each write goes to all of them
+    /// [default: 1].
+    #[arg(long, value_name = "COUNT")]
+    replicas: Option<u8>,
     /// Node of the file server [default: chosen].
     #[arg(long, value_name = "NODE", add = names::nodes())]
     fs_node: Option<String>,
@@ -227,7 +233,7 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
     place_server(&mut spec.servers, ServerKind::FS, options.fs_node);
     place_server(&mut spec.servers, ServerKind::DS, options.ds_node);
     let store = options.sparse.then_some(DiskStore::Sparse);
-    place_disk(&mut spec.disks, options.disk, options.disk_node, store);
+    place_disk(&mut spec.disks, options.disk, options.disk_node, store, options.replicas);
     if options.egress || !options.egress_allow.is_empty() {
         let egress = spec.egress.get_or_insert_default();
         egress.allow.extend(options.egress_allow.iter().map(ToString::to_string));
@@ -253,17 +259,26 @@ fn place_server(servers: &mut Vec<ServerSpec>, kind: ServerKind, node: Option<St
     }
 }
 
-fn place_disk(disks: &mut Vec<DiskSpec>, bytes: Option<u64>, node: Option<String>, store: Option<DiskStore>) {
-    if bytes.is_none() && node.is_none() && store.is_none() {
+/// What is said of the disk of the file tree.
+fn place_disk(
+    disks: &mut Vec<DiskSpec>,
+    bytes: Option<u64>,
+    node: Option<String>,
+    store: Option<DiskStore>,
+    replicas: Option<u8>,
+) {
+    if bytes.is_none() && node.is_none() && store.is_none() && replicas.is_none() {
         return;
     }
     if disks.is_empty() {
-        disks.push(DiskSpec { name: "root".to_owned(), node: None, bytes: DISK_BYTES, store: DiskStore::Image });
+        let (name, store) = ("root".to_owned(), DiskStore::Image);
+        disks.push(DiskSpec { name, node: None, bytes: DISK_BYTES, store, replicas: None });
     }
     if let Some(disk) = disks.first_mut() {
         disk.bytes = bytes.unwrap_or(disk.bytes);
         disk.node = node.or(disk.node.take());
         disk.store = store.unwrap_or(disk.store.clone());
+        disk.replicas = replicas.or(disk.replicas);
     }
 }
 

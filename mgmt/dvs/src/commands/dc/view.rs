@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 
 use mgmt_api::{
-    ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, EndCounts, Instance, Limits, Placement, ProcView, ServerState,
-    Volume,
+    ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, EndCounts, Instance, Limits, Placement, ProcView, ServerKind,
+    ServerState, Volume,
 };
 use serde::Serialize;
 
@@ -60,8 +60,11 @@ pub fn whole(whole: &Whole, out: &mut impl Write) -> io::Result<()> {
     fact("state", state(dc).to_owned());
     fact("id", dc.id.to_string());
     fact("subnet", dc.spec.subnet.clone());
-    for (instance, disk) in volumes(dc) {
-        fact("disk", format!("{} {} on {}", disk.name, output::bytes(disk.bytes), instance.node));
+    for (instance, disk) in volumes(dc).filter(|(instance, _)| instance.kind == ServerKind::DISK) {
+        let copies = volumes(dc).filter(|(one, of)| one.kind != ServerKind::DISK && of.name == disk.name);
+        let nodes: Vec<&str> = copies.map(|(copy, _)| copy.node.as_str()).collect();
+        let copies = if nodes.is_empty() { String::new() } else { format!(", copies on {}", nodes.join(" and ")) };
+        fact("disk", format!("{} {} on {}{copies}", disk.name, output::bytes(disk.bytes), instance.node));
     }
     for port in &dc.spec.ports {
         let nodes = if port.nodes.is_empty() { "each node".to_owned() } else { port.nodes.join(", ") };
@@ -84,6 +87,10 @@ pub fn whole(whole: &Whole, out: &mut impl Write) -> io::Result<()> {
     if !dc.placement.instances.is_empty() {
         writeln!(out)?;
         placed(&dc.placement).print(out)?;
+    }
+    if !dc.copies.is_empty() {
+        writeln!(out)?;
+        copies(dc).print(out)?;
     }
     if dc.shares.iter().any(|share| !share.servers.is_empty()) {
         writeln!(out)?;
@@ -123,8 +130,10 @@ fn volumes(dc: &Dc) -> impl Iterator<Item = (&Instance, &Volume)> {
 /// Of servers and disks, what people said of them: the rest was decided.
 fn asked(wish: &DcSpec) -> String {
     let on = |node: &Option<String>| node.as_ref().map(|node| format!(" on {node}")).unwrap_or_default();
-    let disks =
-        wish.disks.iter().map(|disk| format!("disk {} {}{}", disk.name, output::bytes(disk.bytes), on(&disk.node)));
+    let disks = wish.disks.iter().map(|disk| {
+        let copies = disk.replicas.map(|replicas| format!(" with {replicas} replicas")).unwrap_or_default();
+        format!("disk {} {}{}{copies}", disk.name, output::bytes(disk.bytes), on(&disk.node))
+    });
     let servers = wish.servers.iter().map(|server| format!("{}{}", server.kind, on(&server.node)));
     let asked: Vec<String> = disks.chain(servers).collect();
     if asked.is_empty() { "no certain disk or server".to_owned() } else { asked.join(", ") }
@@ -136,6 +145,18 @@ fn placed(placement: &Placement) -> Table {
     for one in &placement.instances {
         let (role, epoch, why) = (one.role.to_string(), one.epoch.to_string(), one.why.to_string());
         table.push(vec![one.name.clone(), one.node.clone(), role, epoch, why]);
+    }
+    table
+}
+
+/// Which copies of disks have everything.
+fn copies(dc: &Dc) -> Table {
+    let mut table = Table::new(&["DISK", "COPY ON", "STATE", "EPOCH", "GENERATION"]);
+    for disk in &dc.copies {
+        for copy in &disk.copies {
+            let (epoch, generation) = (disk.epoch.to_string(), disk.generation.to_string());
+            table.push(vec![disk.disk.clone(), copy.node.clone(), copy.state.to_string(), epoch, generation]);
+        }
     }
     table
 }

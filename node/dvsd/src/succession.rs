@@ -1,0 +1,243 @@
+//! Where disks with copies and file servers stand next, when the node of one was lost, or when a disk gave way to a
+//! copy that knows more. Decided by the living node with the lowest number, as for services; every change compares the
+//! records that it came from.
+//!
+//! The container's record says where a disk stands, the record of the disk which copy is primary. One transaction
+//! changes both, and a disk server becomes primary of the next epoch only where the record says so. So two never stand
+//! by turns. What the old one still does is refused: by the copies, which know a later epoch, and by clients, which
+//! were told the epoch of the placement.
+
+use std::collections::BTreeMap;
+
+use cluster::{Compare, Engine, EngineError, Lookup, Op, Outcome, Revision};
+use mgmt_api::{DiskCopies, DiskCopy, DiskCopyState, Instance, Placement, ServerKind, Why};
+use replica_core::{Replica, ReplicaRecord, ReplicaStanding};
+
+use crate::desks;
+use crate::placer;
+use crate::records::{self, DcRecord, Desired};
+
+/// What is known of nodes.
+pub trait NodeSight {
+    /// The present incarnation is over.
+    fn is_lost(&self, node: &str) -> bool;
+    /// Alive, and not lost.
+    fn is_there(&self, node: &str) -> bool;
+}
+
+/// Another placement, and what changes with it in the records of disks.
+#[derive(Clone, PartialEq, Debug)]
+struct Succession {
+    placement: Placement,
+    /// By the position of the disk.
+    sets: BTreeMap<usize, ReplicaRecord>,
+}
+
+/// What is kept under the number of a container about its disks: by position, the record, its key, and since when it is
+/// so.
+fn sets(told: &dyn Lookup, dc: u32) -> Result<BTreeMap<usize, (ReplicaRecord, String, Revision)>, EngineError> {
+    let prefix = desks::disks_prefix(dc);
+    let mut sets = BTreeMap::new();
+    for entry in told.list(&prefix)?.entries {
+        let index = entry.key.strip_prefix(&prefix).and_then(|key| key.strip_prefix("disk.")?.parse::<usize>().ok());
+        let Some(index) = index else { continue };
+        sets.insert(index, (records::decode(&entry)?, entry.key, entry.modified));
+    }
+    Ok(sets)
+}
+
+/// What people are told of the copies of its disks.
+pub fn copies(told: &dyn Lookup, record: &DcRecord) -> Result<Vec<DiskCopies>, EngineError> {
+    let instances = &record.placement.instances;
+    let sets = sets(told, record.id)?;
+    let disks = instances.iter().filter(|one| one.kind == ServerKind::DISK);
+    let described = disks.filter_map(|disk| {
+        let (set, ..) = sets.get(&disk.index)?;
+        let copies = placer::copies_of(instances, disk).filter_map(|copy| {
+            let number = Replica(u8::try_from(copy.index).ok()?);
+            let state = match set.members.get(&number)? {
+                ReplicaStanding::Current if set.primary == number => DiskCopyState::Primary,
+                ReplicaStanding::Current => DiskCopyState::Current,
+                ReplicaStanding::Behind { .. } => DiskCopyState::Behind,
+            };
+            Some(DiskCopy { node: copy.node.clone(), state })
+        });
+        let disk = disk.volume.as_ref()?.name.clone();
+        Some(DiskCopies { disk, epoch: set.epoch, generation: set.generation, copies: copies.collect() })
+    });
+    Ok(described.collect())
+}
+
+/// Writes what follows for a container. `told`: what the engine's follower knows, with the records of its disks.
+pub fn follow(
+    engine: &dyn Engine,
+    told: &dyn Lookup,
+    (record, modified): (&DcRecord, Revision),
+    sight: &dyn NodeSight,
+) -> Result<(), EngineError> {
+    let known = sets(told, record.id)?;
+    let sets = known.iter().map(|(index, (set, ..))| (*index, set.clone())).collect();
+    let Some(next) = succeed(record, &sets, sight) else { return Ok(()) };
+    let key = records::dc_key(&record.spec.name);
+    let mut compares = vec![Compare::Modified { key: key.clone(), at: modified }];
+    let changed = DcRecord { placement: next.placement, generation: record.generation + 1, ..record.clone() };
+    let mut ops = vec![Op::put(key, records::encode(&changed))];
+    for (index, (_, key, at)) in known {
+        compares.push(Compare::Modified { key: key.clone(), at });
+        ops.extend(next.sets.get(&index).map(|set| Op::put(key, records::encode(set))));
+    }
+    match engine.transact(&compares, &ops)? {
+        Outcome::Done(_) => tracing::info!(dc = record.spec.name, "servers stand elsewhere"),
+        // It changed meanwhile: news come.
+        Outcome::Conflict(_) => (),
+    }
+    Ok(())
+}
+
+/// `None`: all stays as it is, or nobody is there who could succeed.
+fn succeed(record: &DcRecord, sets: &BTreeMap<usize, ReplicaRecord>, sight: &dyn NodeSight) -> Option<Succession> {
+    if record.desired != Desired::Running {
+        return None;
+    }
+    let mut next = Succession { placement: record.placement.clone(), sets: BTreeMap::new() };
+    let before = &record.placement.instances;
+    for disk in before.iter().filter(|one| one.kind == ServerKind::DISK) {
+        let Some(set) = sets.get(&disk.index) else { continue };
+        if let Some((node, why, changed)) = place_of(before, disk, set, sight) {
+            next.stand(disk, &node, &why);
+            changed.into_iter().for_each(|set| drop(next.sets.insert(disk.index, set)));
+        }
+    }
+    let file_servers = before.iter().filter(|one| one.kind == ServerKind::FS);
+    for server in file_servers {
+        let Some(disk) = next.placement.first(&ServerKind::DISK).cloned() else { continue };
+        let was_beside = record.placement.first(&ServerKind::DISK).is_some_and(|before| before.node == server.node);
+        if disk.node == server.node || sight.is_lost(&disk.node) {
+            continue;
+        }
+        if sight.is_lost(&server.node) {
+            next.stand(server, &disk.node, &Why::Lost { node: server.node.clone() });
+        } else if was_beside && server.why != Why::Asked {
+            next.stand(server, &disk.node, &Why::Beside { server: disk.name });
+        }
+    }
+    (next.placement != record.placement).then_some(next)
+}
+
+/// Where a disk is to stand, if elsewhere; why; and its record, if that changes with it.
+fn place_of(
+    instances: &[Instance],
+    disk: &Instance,
+    set: &ReplicaRecord,
+    sight: &dyn NodeSight,
+) -> Option<(String, Why, Option<ReplicaRecord>)> {
+    let node_of = |copy: Replica| {
+        let copies = placer::copies_of(instances, disk);
+        copies.into_iter().find(|one| one.index == usize::from(copy.0)).map(|one| one.node.clone())
+    };
+    let primary = node_of(set.primary)?;
+    if !sight.is_lost(&primary) {
+        return (primary != disk.node).then_some((primary, Why::KnowsMore, None));
+    }
+    let (copy, node) =
+        set.current().filter_map(|copy| Some((copy, node_of(copy)?))).find(|it| sight.is_there(&it.1))?;
+    Some((node, Why::Lost { node: primary }, Some(set.succeeded_by(copy)?)))
+}
+
+impl Succession {
+    fn stand(&mut self, server: &Instance, node: &str, why: &Why) {
+        let is_meant = |one: &&mut Instance| one.kind == server.kind && one.index == server.index;
+        if let Some(one) = self.placement.instances.iter_mut().find(is_meant) {
+            one.node = node.to_owned();
+            one.epoch += 1;
+            one.why = why.clone();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::kinds::KINDS;
+    use crate::ledger::Accounts;
+
+    #[derive(Default)]
+    struct Nodes(Vec<&'static str>);
+
+    impl NodeSight for Nodes {
+        fn is_lost(&self, node: &str) -> bool {
+            self.0.contains(&node)
+        }
+
+        fn is_there(&self, node: &str) -> bool {
+            !self.is_lost(node)
+        }
+    }
+
+    /// With copies 0 and 1 on n1 and n2.
+    fn record(servers: serde_json::Value) -> DcRecord {
+        let disks = json!([{ "name": "root", "bytes": 1 << 30, "node": "n1", "replicas": 2 }]);
+        let spec = json!({ "name": "shop", "nodes": ["n1", "n2", "n3"], "disks": disks, "servers": servers });
+        let wish = serde_json::from_value(spec.clone()).unwrap();
+        let placement = placer::place(&wish, KINDS, &Accounts::new()).unwrap();
+        let record = json!({
+            "id": 7, "spec": spec, "placement": placement, "desired": { "kind": "running" }, "generation": 1,
+            "created_s": 0,
+        });
+        serde_json::from_value(record).unwrap()
+    }
+
+    fn set() -> ReplicaRecord {
+        ReplicaRecord::new(9, Replica(0), &[Replica(1)]).with(Replica(1))
+    }
+
+    fn next(record: &DcRecord, set: ReplicaRecord, lost: &[&'static str]) -> Option<Succession> {
+        succeed(record, &BTreeMap::from([(0, set)]), &Nodes(lost.to_vec()))
+    }
+
+    fn stands<'a>(next: &'a Succession, kind: &ServerKind) -> (&'a str, u64) {
+        let one = next.placement.first(kind).unwrap();
+        (&one.node, one.epoch)
+    }
+
+    #[test]
+    fn disk_of_a_lost_node_stands_beside_a_current_copy_and_its_file_server_with_it() {
+        let record = record(json!([]));
+        assert_eq!(next(&record, set(), &[]), None);
+        assert_eq!(next(&record, set(), &["n2"]), None, "its primary goes on");
+        let next_one = next(&record, set(), &["n1"]).unwrap();
+        assert_eq!(stands(&next_one, &ServerKind::DISK), ("n2", 2));
+        assert_eq!(stands(&next_one, &ServerKind::FS), ("n2", 2));
+        assert_eq!((next_one.sets[&0].primary, next_one.sets[&0].epoch), (Replica(1), set().epoch + 1));
+        // Decided: once more changes nothing.
+        let decided = DcRecord { placement: next_one.placement.clone(), ..record.clone() };
+        assert_eq!(next(&decided, next_one.sets[&0].clone(), &["n1"]), None);
+        assert_eq!(next(&record, set(), &["n1", "n2"]), None, "nobody is there");
+        let alone = set().without(&[Replica(1)]);
+        assert_eq!(next(&record, alone, &["n1"]), None, "the other one misses something");
+        let stopped = DcRecord { desired: Desired::Stopped { grace_ms: 0 }, ..record };
+        assert_eq!(next(&stopped, set(), &["n1"]), None);
+    }
+
+    #[test]
+    fn file_server_that_was_asked_for_elsewhere_stays_until_its_own_node_is_lost() {
+        let record = record(json!([{ "kind": "fs", "node": "n3" }]));
+        let moved = next(&record, set(), &["n1"]).unwrap();
+        assert_eq!((stands(&moved, &ServerKind::DISK), stands(&moved, &ServerKind::FS)), (("n2", 2), ("n3", 1)));
+        let moved = next(&record, set(), &["n3"]).unwrap();
+        assert_eq!((stands(&moved, &ServerKind::DISK), stands(&moved, &ServerKind::FS)), (("n1", 1), ("n1", 2)));
+    }
+
+    #[test]
+    fn disk_that_gave_way_stands_where_it_said() {
+        let record = record(json!([]));
+        let gave_way = set().succeeded_by(Replica(1)).unwrap();
+        let moved = next(&record, gave_way.clone(), &[]).unwrap();
+        assert_eq!(stands(&moved, &ServerKind::DISK), ("n2", 2));
+        assert_eq!(moved.sets, BTreeMap::new(), "its record says so already");
+        // To one that was lost meanwhile.
+        assert_eq!(next(&record, gave_way, &["n2"]).unwrap().sets[&0].primary, Replica(0));
+    }
+}

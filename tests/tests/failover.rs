@@ -1,0 +1,104 @@
+//! A disk with copies, and the file server on it, go on elsewhere when their node is lost; programs wait meanwhile.
+
+use std::time::Duration;
+
+use end_to_end::{Cluster, eventually, has_etcd};
+
+const SOON: Duration = Duration::from_secs(30);
+/// A write that takes longer has met something else than the loss of a node.
+const PAUSE_MS_MAX: u64 = 10_000;
+/// Appends numbered lines and makes them durable, for so many seconds; says whether all are there, in order, and how
+/// long the slowest took.
+const WRITER: &str = r#"
+import os, sys, time
+file, count, slowest, end = os.open("/dc/log", os.O_CREAT | os.O_WRONLY | os.O_APPEND), 0, 0, time.time() + 15
+while time.time() < end:
+    begin = time.time()
+    os.write(file, b"%08d\n" % count)
+    if count % 10 == 0:
+        os.fsync(file)
+    count, slowest = count + 1, max(slowest, time.time() - begin)
+    time.sleep(0.002)
+lines = open("/dc/log").read().split()
+print(count, lines == ["%08d" % line for line in range(count)], int(slowest * 1000))
+"#;
+
+fn inspect(cluster: &Cluster) -> serde_json::Value {
+    cluster.json(&["dc", "inspect", "shop", "-o", "json"])
+}
+
+/// Nodes of copies in this state.
+fn copies(cluster: &Cluster, state: &str) -> Vec<String> {
+    let all = inspect(cluster)["copies"][0]["copies"].as_array().cloned().unwrap_or_default();
+    let there = all.iter().filter(|copy| copy["state"] == state);
+    there.map(|copy| copy["node"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+fn await_copies(cluster: &Cluster, primary: &str, current: &[&str]) {
+    eventually(&format!("the primary on {primary}, and current on {current:?}"), SOON, || {
+        (copies(cluster, "primary") == [primary] && copies(cluster, "current") == current).then_some(())
+    });
+}
+
+fn node_of(cluster: &Cluster, server: &str) -> String {
+    let placed = inspect(cluster)["placement"]["instances"].as_array().cloned().unwrap_or_default();
+    let found = placed.iter().find(|one| one["name"] == server).and_then(|one| one["node"].as_str());
+    found.unwrap_or_default().to_owned()
+}
+
+#[test]
+fn disk_and_files_of_a_lost_node_go_on_beside_another_copy_and_come_back() {
+    if !has_etcd() {
+        return;
+    }
+    // People ask the third node, which stays.
+    let cluster = Cluster::up_with(3, &["--engine", "etcd"]).asking("n3");
+    let create =
+        ["dc", "create", "shop", "--nodes", "n1,n2,n3", "--disk", "64M", "--disk-node", "n1", "--ds-node", "n3"];
+    let (status, said) = cluster.fails(&[&create[..], &["--replicas", "4"]].concat());
+    assert!(status == 1 && said.contains("1 to 3"), "{said}");
+    cluster.ok(&[&create[..], &["--replicas", "2", "--start"]].concat());
+    await_copies(&cluster, "n1", &["n2"]);
+
+    let run = ["run", "shop", "--node", "n3", "--", "python3", "-c", WRITER];
+    let writer = cluster.spawn(&run);
+    eventually("it writes", SOON, || {
+        cluster
+            .sh("shop", "n3", "cat /dc/log 2>/dev/null | wc -l")
+            .trim()
+            .parse::<u32>()
+            .ok()
+            .filter(|lines| *lines > 200)
+    });
+    cluster.ok(&["dev", "kill", "n1"]);
+    let said = writer.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    let words: Vec<&str> = said.split_whitespace().collect();
+    let [lines, "True", slowest] = words[..] else { panic!("{said}{}", cluster.logs()) };
+    println!("{lines} lines, the slowest took {slowest} ms");
+    assert!(slowest.parse::<u64>().is_ok_and(|slowest| slowest < PAUSE_MS_MAX), "{said}");
+    assert_eq!((node_of(&cluster, "disk-root"), node_of(&cluster, "fs")), ("n2".to_owned(), "n2".to_owned()));
+    assert_eq!(copies(&cluster, "behind"), ["n1"]);
+
+    // A daemon that is replaced takes the disk over as it is.
+    let disk = cluster.server_pid("shop", "n2", "disk-root");
+    cluster.lose_daemon("n2", "n3");
+    cluster.ok(&["dev", "restart", "n2"]);
+    cluster.ok(&["dev", "restart", "n1"]);
+    await_copies(&cluster, "n2", &["n1"]);
+    assert_eq!(cluster.server_pid("shop", "n2", "disk-root"), disk);
+
+    // What the first one missed, it has: it is all there is left now.
+    cluster.ok(&["dev", "kill", "n2"]);
+    eventually("the disk stands on n1", SOON, || (node_of(&cluster, "disk-root") == "n1").then_some(()));
+    assert_eq!(cluster.sh("shop", "n3", "wc -l < /dc/log").trim(), lines);
+    cluster.sh("shop", "n3", "echo more >> /dc/log; sync");
+    cluster.ok(&["dev", "restart", "n2"]);
+    await_copies(&cluster, "n1", &["n2"]);
+    // Nobody is left behind by a stop.
+    let generation = || inspect(&cluster)["copies"][0]["generation"].clone();
+    let before = generation();
+    cluster.ok(&["dc", "stop", "shop"]);
+    cluster.ok(&["dc", "start", "shop"]);
+    assert_eq!((cluster.sh("shop", "n2", "tail -1 /dc/log").trim(), generation()), ("more", before));
+}
