@@ -83,8 +83,8 @@ fn change_at_once(cluster: &Cluster, third: &str, waits: impl Fn() -> bool) -> O
     eventually("its directory is locked, or it is done", SOON, || {
         let shown = cluster.json(&["ps", "-a", "shop", "-o", "json"]);
         let shown = shown.as_array().expect("a list");
-        let of_it = shown.iter().filter(|process| process.to_string().contains("/dc/d/mine"));
-        of_it.last().filter(|process| process["waits_for_tree"] == true || process["state"] != "running").map(drop)
+        let mut of_it = shown.iter().filter(|process| process.to_string().contains("/dc/d/mine"));
+        of_it.next_back().filter(|process| process["waits_for_tree"] == true || process["state"] != "running").map(drop)
     });
     let other = cluster.spawn(&["run", "shop", "--node", "n1", "--", "touch", "/dc/d/other"]);
     let begun = Instant::now();
