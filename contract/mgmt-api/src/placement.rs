@@ -105,8 +105,6 @@ pub enum Why {
     Lost { node: String },
     /// A copy of its disk is there which knows more than the one beside which it had stood.
     KnowsMore,
-    /// Somebody moved it there.
-    Moved,
 }
 
 impl fmt::Display for Why {
@@ -118,7 +116,6 @@ impl fmt::Display for Why {
             Why::EachNode => f.write_str("one on each node"),
             Why::Lost { node } => write!(f, "{node} was lost"),
             Why::KnowsMore => f.write_str("its copy knows more"),
-            Why::Moved => f.write_str("moved there"),
         }
     }
 }

@@ -76,11 +76,14 @@ pub async fn show(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result
     let full = api.full_nodes().await;
     let view = api.dc(&dc).await?;
     let mut found = describe(&view, &nodes::unreachable(&api.context), &full);
-    let (also, id) = (Arc::clone(&api), view.record.id);
-    let described = blocking(move || Ok(services::record::views(&also.context.answers, id)?)).await?;
-    found.spec.services = described.into_values().map(|service| service.record.spec).collect();
     let (also, record) = (Arc::clone(&api), view.record.clone());
-    found.copies = blocking(move || Ok(succession::copies(&also.context.answers, &record)?)).await?;
+    let look = move || {
+        let answers = &also.context.answers;
+        Ok((services::record::views(answers, record.id)?, succession::copies(answers, &record)?))
+    };
+    let (described, copies) = blocking(look).await?;
+    found.spec.services = described.into_values().map(|service| service.record.spec).collect();
+    found.copies = copies;
     let sight = blocking(move || Ok((Sight::of(&api.context)?, view))).await;
     if let Ok((sight, view)) = sight {
         for share in &mut found.shares {

@@ -642,11 +642,7 @@ impl Parts {
             };
             // Whoever comes after it need not wait until it has said its last.
             left.map_or(Ok(()), |mut process| process.end(Duration::ZERO))?;
-            let Part::Server(_, index) = part else { continue };
-            let server = DeskServer::Disk(index);
-            if self.share.disk_part(index) == Some(part) {
-                self.end_desk(DeskOf { dc: self.share.id, server });
-            }
+            self.desk_of(&part).into_iter().for_each(|desk| self.end_desk(desk));
         }
         let servers: Vec<Part> = self.share.parts.iter().filter(|part| is_here(&self.share, part)).copied().collect();
         for part in servers {

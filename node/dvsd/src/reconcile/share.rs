@@ -93,12 +93,6 @@ impl Share {
         disk.is_some_and(|disk| self.copies_of(disk).next().is_some())
     }
 
-    /// The part that the disk at a position is.
-    pub fn disk_part(&self, index: usize) -> Option<Part> {
-        let is_disk = |kind: &&Kind| kind.name == mgmt_api::ServerKind::DISK.name();
-        KINDS.iter().find(is_disk).map(|kind| Part::Server(kind, index))
-    }
-
     fn copies_of<'a>(&'a self, disk: &'a Instance) -> impl Iterator<Item = &'a Instance> {
         placer::copies_of(&self.placement.instances, disk)
     }

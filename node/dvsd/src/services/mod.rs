@@ -198,9 +198,12 @@ impl Overseer {
     fn see_to_servers(&mut self) -> Result<(), EngineError> {
         let context = Arc::clone(&self.common.context);
         let mirror = &*context.answers.mirror;
-        let sight = Sight::of(&context, &mut self.seen, &[], Instant::now())?;
         let sets: BTreeSet<u32> = mirror.list(desks::DISKS)?.entries.iter().filter_map(desks::dc_of_disk).collect();
-        if sets.is_empty() || !sight.places(&context.config.node) {
+        if sets.is_empty() {
+            return Ok(());
+        }
+        let sight = Sight::of(&context, &mut self.seen, &[], Instant::now())?;
+        if !sight.places(&context.config.node) {
             return Ok(());
         }
         let is_concerned = |(record, _): &&(DcRecord, Revision)| sets.contains(&record.id);
