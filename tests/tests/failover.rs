@@ -47,6 +47,29 @@ fn node_of(cluster: &Cluster, server: &str) -> String {
 }
 
 #[test]
+fn file_server_of_a_lost_node_goes_to_its_disk() {
+    if !has_etcd() {
+        return;
+    }
+    let cluster = Cluster::up_with(3, &["--engine", "etcd"]).asking("n3");
+    let nodes = ["dc", "create", "shop", "--nodes", "n1,n2,n3", "--disk", "64M", "--disk-node", "n2"];
+    cluster.ok(&[&nodes[..], &["--fs-node", "n1", "--ds-node", "n3", "--start"]].concat());
+    cluster.sh("shop", "n3", "echo kept > /dc/before; sync");
+    assert_eq!(node_of(&cluster, "fs"), "n1");
+    cluster.ok(&["dev", "kill", "n1"]);
+    assert_eq!(
+        cluster.sh("shop", "n3", "cat /dc/before; echo more >> /dc/before; cat /dc/before"),
+        "kept\nkept\nmore\n"
+    );
+    assert_eq!((node_of(&cluster, "fs"), node_of(&cluster, "disk-root")), ("n2".to_owned(), "n2".to_owned()));
+    cluster.ok(&["dev", "restart", "n1"]);
+    eventually("the first node is back, and reads what was written", SOON, || {
+        (cluster.sh("shop", "n1", "cat /dc/before") == "kept\nmore\n").then_some(())
+    });
+    assert_eq!(node_of(&cluster, "fs"), "n2", "it stays where it is");
+}
+
+#[test]
 fn disk_and_files_of_a_lost_node_go_on_beside_another_copy_and_come_back() {
     if !has_etcd() {
         return;

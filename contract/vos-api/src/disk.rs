@@ -5,7 +5,8 @@
 //! Errors: `EINVAL` range or alignment, `ENOSPC` the image's file system is full, `EIO` the medium or a checksum
 //! failed, `EROFS`, `EACCES` a change by somebody who is not the volume's owner (a server that only reads), `ESTALE`
 //! the owner has a successor: another one of a later epoch greeted, now or before the disk was started again, or the
-//! ring was replaced by a newer one of the same endpoint.
+//! ring was replaced by a newer one of the same endpoint. A greeting is answered `EAGAIN` as long as the owner's
+//! predecessor holds the volume ([`Hold`]).
 
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -54,6 +55,10 @@ operations! {
     /// Writes to the range fail no more with `ENOSPC` afterwards; what it holds stays. `EOPNOTSUPP`: the host cannot
     /// tell.
     ALLOCATE = 22: repeatable Allocate { need: Need, offset: u64, bytes: u64 } -> Empty [NoSpace, ReadOnly, Access];
+
+    /// The owner asks to be the only one for a while: its successor is served after that. Answered when the disk itself
+    /// is sure of its place.
+    HOLD = 23: repeatable Hold {} -> Held [Access];
 }
 
 replies! {
@@ -64,6 +69,11 @@ replies! {
         flags,
         /// Of the server.
         epoch
+    };
+
+    Held {
+        /// From when it was *asked*, by the clock of who asked, which may be up to a tenth slower than the disk's.
+        for_ms
     };
 }
 

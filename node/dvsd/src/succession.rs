@@ -5,7 +5,8 @@
 //! The container's record says where a disk stands, the record of the disk which copy is primary. One transaction
 //! changes both, and a disk server becomes primary of the next epoch only where the record says so. So two never stand
 //! by turns. What the old one still does is refused: by the copies, which know a later epoch, and by clients, which
-//! were told the epoch of the placement.
+//! were told the epoch of the placement. And it answers nobody any more when its successor does: a primary reads under
+//! leases of its copies, a file server under a hold of its disk.
 
 use std::collections::BTreeMap;
 
@@ -178,7 +179,10 @@ mod tests {
 
     /// With copies 0 and 1 on n1 and n2.
     fn record(servers: serde_json::Value) -> DcRecord {
-        let disks = json!([{ "name": "root", "bytes": 1 << 30, "node": "n1", "replicas": 2 }]);
+        record_with(servers, json!([{ "name": "root", "bytes": 1 << 30, "node": "n1", "replicas": 2 }]))
+    }
+
+    fn record_with(servers: serde_json::Value, disks: serde_json::Value) -> DcRecord {
         let spec = json!({ "name": "shop", "nodes": ["n1", "n2", "n3"], "disks": disks, "servers": servers });
         let wish = serde_json::from_value(spec.clone()).unwrap();
         let placement = placer::place(&wish, KINDS, &Accounts::new()).unwrap();
@@ -228,6 +232,17 @@ mod tests {
         assert_eq!((stands(&moved, &ServerKind::DISK), stands(&moved, &ServerKind::FS)), (("n2", 2), ("n3", 1)));
         let moved = next(&record, set(), &["n3"]).unwrap();
         assert_eq!((stands(&moved, &ServerKind::DISK), stands(&moved, &ServerKind::FS)), (("n1", 1), ("n1", 2)));
+    }
+
+    #[test]
+    fn file_server_goes_to_a_disk_that_has_no_copies() {
+        let disks = json!([{ "name": "root", "bytes": 1 << 30, "node": "n2" }]);
+        let record = record_with(json!([{ "kind": "fs", "node": "n1" }]), disks);
+        let follows = |lost: &[&'static str]| succeed(&record, &BTreeMap::new(), &Nodes(lost.to_vec()));
+        assert_eq!((follows(&[]), follows(&["n2"]), follows(&["n1", "n2"])), (None, None, None));
+        let moved = follows(&["n1"]).unwrap();
+        assert_eq!((stands(&moved, &ServerKind::DISK), stands(&moved, &ServerKind::FS)), (("n2", 1), ("n2", 2)));
+        assert_eq!(moved.sets, BTreeMap::new());
     }
 
     #[test]

@@ -120,7 +120,12 @@ pub fn watch(site: &Site, notes: &Notes) -> Vec<Life> {
     while !notes.has_ended() {
         for process in table(site) {
             let thing = match (&process.role, process.dc, process.endpoint) {
-                (Some(Role::Fs | Role::Disk | Role::Ds | Role::Cs | Role::Gate), Some(dc), Some(endpoint)) => {
+                // One that was cut off lingers, and answers nobody once another one is served by what both stand on:
+                // what programs read of files says whether that is so.
+                (Some(Role::Fs | Role::Disk), Some(dc), Some(endpoint)) => {
+                    format!("container {dc} endpoint {endpoint} on {}", NODES[process.node])
+                }
+                (Some(Role::Ds | Role::Cs | Role::Gate), Some(dc), Some(endpoint)) => {
                     format!("container {dc} endpoint {endpoint}")
                 }
                 (Some(Role::Member | Role::Daemon | Role::Proxy), ..) => {

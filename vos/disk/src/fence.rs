@@ -27,6 +27,11 @@ impl KeptFence {
         Ok(KeptFence { fence, file: Some(file) })
     }
 
+    /// The highest that was said; 0: none.
+    pub fn epoch(&self) -> u32 {
+        self.fence.0
+    }
+
     /// The owner said its epoch; the error is the answer to its greeting.
     pub fn hear(&mut self, own: u32) -> Result<(), HelloReply> {
         match self.fence.judge(own) {

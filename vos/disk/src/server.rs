@@ -14,6 +14,7 @@ use disk_core::{Access, Image, ImageFile, Volume};
 use replica_core::Replica;
 use vos_rt::{Boot, ClientId, Failure, Hello, HelloReply, Kind, Request, Service, SpawnError, run};
 
+use crate::door::Door;
 use crate::fence::KeptFence;
 use crate::replica::primary::{MirroredDisk, SetOptions};
 use crate::service::Disk;
@@ -82,19 +83,11 @@ fn open(boot: &mut Boot) -> Result<AnyDisk, Failure> {
     tracing::info!(bytes = volume.bytes(), access = ?volume.access(), "volume opened");
     let fence = boot.spawn.take_fd("fence").map(KeptFence::open).transpose()?.unwrap_or_default();
     let owner = boot.spawn.option_as("owner", Endpoint::from_u64)?;
-    let Some(set) = set else {
-        let disk = Disk::new(volume, boot.spawn.epoch)?;
-        return Ok(AnyDisk::Plain(match owner {
-            Some(owner) => disk.owned_by(owner, fence),
-            None => disk,
-        }));
-    };
+    let door = owner.map_or_else(Door::open, |owner| Door::of_owner(owner, fence));
+    let Some(set) = set else { return Ok(AnyDisk::Plain(Disk::new(volume, door, boot.spawn.epoch)?)) };
     let desk = boot.spawn.take_fd("desk").ok_or(SpawnError::Missing("fds.desk"))?;
-    let disk = MirroredDisk::open(volume, &set, desk, &boot.port, boot.spawn.epoch, &boot.handle)?;
-    Ok(AnyDisk::Mirrored(Box::new(match owner {
-        Some(owner) => disk.owned_by(owner, fence),
-        None => disk,
-    })))
+    let disk = MirroredDisk::open(volume, door, &set, desk, &boot.port, boot.spawn.epoch, &boot.handle)?;
+    Ok(AnyDisk::Mirrored(Box::new(disk)))
 }
 
 /// `None`: it is not replicated.

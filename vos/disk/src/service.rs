@@ -16,13 +16,14 @@ use std::time::{Duration, Instant};
 use abi::Endpoint;
 use disk_core::{Access, Bulk, Durability, Volume};
 use parking_lot::Mutex;
+use replica_core::lease::TERM_MS;
 use rustix::io::Errno;
-use vos_api::disk::{BLOCK_BYTES, READ_ONLY, Read, Request as Ask, SPANS_MAX, Span, VolumeInfo, Write};
+use vos_api::disk::{BLOCK_BYTES, Held, READ_ONLY, Read, Request as Ask, SPANS_MAX, Span, VolumeInfo, Write};
 use vos_rt::{ClientId, Hello, HelloReply, PoolError, Request, Service, WorkerPool};
 use zerocopy::FromBytes;
 
-use crate::fence::KeptFence;
-use crate::rings::{Rings, Ticket};
+use crate::door::Door;
+use crate::rings::Ticket;
 
 /// Threads that wait for the medium: as many transfers as a queue of a common disk takes without growing latency.
 pub const WORKERS: usize = 4;
@@ -41,27 +42,17 @@ const WRITE_PAUSE: Duration = Duration::from_millis(200);
 pub struct Disk {
     volume: Arc<Volume>,
     flusher: Arc<Flusher>,
-    rings: Arc<Rings>,
+    door: Door,
     pool: WorkerPool,
     epoch: u64,
-    /// Who may change the volume; `None` for everybody.
-    owner: Option<Endpoint>,
-    fence: KeptFence,
     /// Until then writes go to the pool.
     slow_until: Option<Instant>,
 }
 
 impl Disk {
-    pub fn new(volume: Volume, epoch: u64) -> Result<Disk, PoolError> {
+    pub fn new(volume: Volume, door: Door, epoch: u64) -> Result<Disk, PoolError> {
         let pool = WorkerPool::new("disk", WORKERS)?;
-        let (volume, flusher, rings) = (Arc::new(volume), Arc::default(), Arc::default());
-        Ok(Disk { volume, flusher, rings, pool, epoch, owner: None, fence: KeptFence::default(), slow_until: None })
-    }
-
-    /// Changes are taken from this endpoint alone, and only in the highest epoch it ever said; everybody who may open a
-    /// ring reads.
-    pub fn owned_by(self, owner: Endpoint, fence: KeptFence) -> Disk {
-        Disk { owner: Some(owner), fence, ..self }
+        Ok(Disk { volume: Arc::new(volume), flusher: Arc::default(), door, pool, epoch, slow_until: None })
     }
 
     /// Finishes what was taken and brings everything to the medium.
@@ -131,31 +122,12 @@ impl Disk {
 }
 
 impl Service for Disk {
-    /// Raising the fence waits for the medium, once for each change of the owner: nothing of the new owner may come
-    /// before it, and readers can wait as long.
     fn opened(&mut self, client: ClientId, from: Endpoint, hello: &Hello) -> HelloReply {
-        if self.owner == Some(from)
-            && let Err(refused) = self.fence.hear(hello.epochs.own)
-        {
-            return refused;
-        }
-        self.rings.opened(from, client);
-        HelloReply::STATELESS
+        self.door.opened(client, from, hello)
     }
 
     fn submit(&mut self, request: Request) {
-        // Who still asks over a ring that was replaced was replaced as well, or has asked again over the new one.
-        let Some(ticket) = self.rings.begin(request.from(), request.client()) else {
-            return request.fail(Errno::STALE);
-        };
-        let asked = match Ask::decode(request.op(), request.flags(), request.args(), &[]) {
-            Ok(asked) => asked,
-            Err(why) => return request.refuse(why),
-        };
-        let changes = matches!(asked, Ask::Write(_) | Ask::Discard(_) | Ask::Allocate(_));
-        if changes && self.owner.is_some_and(|owner| owner != request.from()) {
-            return request.fail(Errno::ACCESS);
-        }
+        let Some((request, ticket, asked)) = self.door.enter(request) else { return };
         match asked {
             Ask::Info(_) => self.info(request),
             Ask::Read(read) => self.read(request, ticket, read),
@@ -168,11 +140,15 @@ impl Service for Disk {
                 self.spawn(request, ticket, move |volume, _| volume.allocate(it.offset, it.bytes, it.need).map(|()| 0));
             }
             Ask::Flush(_) => self.flush(request),
+            Ask::Hold(_) => {
+                self.door.promise();
+                request.reply(Held { for_ms: TERM_MS }, 0);
+            }
         }
     }
 
     fn closed(&mut self, client: ClientId) {
-        self.rings.closed(client);
+        self.door.closed(client);
     }
 }
 

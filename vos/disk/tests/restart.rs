@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
 
 use abi::Endpoint;
 use libvos::{DiskClient, Durability, Epochs, Fenced, Op, Size};
@@ -29,6 +30,10 @@ fn main() -> std::process::ExitCode {
             (
                 "owner_with_a_successor_changes_nothing_also_after_the_disk_was_killed",
                 owner_with_a_successor_changes_nothing_also_after_the_disk_was_killed,
+            ),
+            (
+                "successor_of_an_owner_that_holds_the_volume_is_served_when_that_is_over",
+                successor_of_an_owner_that_holds_the_volume_is_served_when_that_is_over,
             ),
             (
                 "server_that_was_left_behind_ends_and_clients_go_on_at_its_successor",
@@ -185,6 +190,37 @@ fn owner_with_a_successor_changes_nothing_also_after_the_disk_was_killed() {
     assert_eq!(new.read(0, BLOCK), Ok(block(0, 1)), "nothing of it has landed");
     assert_eq!(write(&new, 4), Ok(()), "a restart changes nothing for who has the epoch of today");
     assert!(new.session().restarts() > 0);
+    assert_eq!(server.terminate(), Ended::Exit(0));
+}
+
+fn successor_of_an_owner_that_holds_the_volume_is_served_when_that_is_over() {
+    let (world, image, fence) = (World::new(), Image::new(), Image::new());
+    let start = || {
+        let options = json!({ "bytes": BLOCKS * BLOCK as u64, "owner": Endpoint::FS.number() });
+        world.start(program(vec![("image", image.open()), ("fence", fence.open())], options))
+    };
+    let port = world.port(Endpoint::FS, 1);
+    let owner = |own| DiskClient::new(world.blocking_as(port.clone(), Endpoint::DISK, SIZE, Epochs { server: 1, own }));
+    let server = start();
+    let reader = DiskClient::new(world.blocking(Endpoint::DISK, SIZE));
+    assert_eq!(reader.hold(), Err(Errno::ACCESS));
+    let first = owner(1);
+    let until = Instant::now() + first.hold().expect("it is the owner");
+    assert_eq!(first.write(0, &block(0, 1), Durability::Server), Ok(()));
+    let second = owner(2);
+    assert_eq!(second.read(0, BLOCK), Ok(block(0, 1)));
+    assert!(Instant::now() >= until, "it was told that nobody follows it before");
+    assert_eq!(first.hold(), Err(Errno::STALE));
+    // The disk forgets whom it promised what.
+    let until = Instant::now() + second.hold().expect("it is the owner");
+    server.kill();
+    let server = start();
+    let began = Instant::now();
+    assert_eq!(reader.read(0, BLOCK), Ok(block(0, 1)));
+    assert_eq!(second.write(0, &block(0, 2), Durability::Server), Ok(()));
+    assert!(began.elapsed() < Duration::from_millis(400), "who had come before waits for nobody");
+    assert_eq!(owner(3).read(0, BLOCK), Ok(block(0, 2)));
+    assert!(Instant::now() >= until, "it was told that nobody follows it before");
     assert_eq!(server.terminate(), Ended::Exit(0));
 }
 

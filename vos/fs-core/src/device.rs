@@ -5,6 +5,8 @@
 //! [`BlockDevice::flush`] everything that had returned before survives loss of power; writes that were not flushed may
 //! survive or not, each for itself, in any order.
 
+use std::time::Duration;
+
 use thiserror::Error;
 pub use vos_api::disk::Need;
 
@@ -28,6 +30,11 @@ pub trait BlockDevice: Send + Sync {
     /// range holds stays. A device that has all its space, or cannot set any aside, does nothing.
     fn allocate(&self, _offset: u64, _bytes: u64, _need: Need) -> Result<(), DeviceError> {
         Ok(())
+    }
+    /// For how long, from when this was called, what is there is changed by nobody else: until then it may be told from
+    /// memory. A device that only this process has needs no asking.
+    fn hold(&self) -> Result<Duration, DeviceError> {
+        Ok(Duration::MAX)
     }
     /// The range reads as zeros afterwards.
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError>;

@@ -34,10 +34,39 @@ const STEP_KEYS: usize = 512;
 const RECALLS_PER_LOG_BYTE_BITS: u32 = 12;
 const _: () = assert!(GAP_BYTES << RECALLS_PER_LOG_BYTE_BITS > 1 << 32);
 
-// How a session's standing is stored. A fence (u64, little-endian) may follow: see `Table::settle`.
+// How a session's standing is stored.
 const LIVE: u8 = 0;
 const ENDED: u8 = 1;
 const FENCED: u8 = 2;
+
+/// What is stored of a session, little-endian; what is 0 at the end may be missing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Kept {
+    standing: u8,
+    /// 0: none. See `Table::settle`.
+    fence: u64,
+    /// Who has it, as the server's loop calls its clients; 0: nobody said.
+    client: u32,
+}
+
+impl Kept {
+    fn of(bytes: &[u8]) -> Kept {
+        let mut rest = Reader(bytes.get(1..).unwrap_or_default());
+        let standing = bytes.first().copied().unwrap_or(ENDED);
+        Kept { standing, fence: rest.u64().unwrap_or(0), client: rest.u32().unwrap_or(0) }
+    }
+
+    fn bytes(self) -> Vec<u8> {
+        let mut bytes = vec![self.standing];
+        if (self.fence, self.client) != (0, 0) {
+            bytes.extend(self.fence.to_le_bytes());
+        }
+        if self.client != 0 {
+            bytes.extend(self.client.to_le_bytes());
+        }
+        bytes
+    }
+}
 
 impl Fs {
     /// A ring of a session opened; `ESTALE` when the session was fenced or forgotten. Only looks at memory;
@@ -53,16 +82,20 @@ impl Fs {
     }
 
     /// Makes the session known to the server after this one, and lets it hold leases: those of a session that nobody
-    /// remembers could not be asked back. Ends the one that made room for it.
-    pub fn keep_session(self: &Arc<Fs>, session: u64, opened: Opened) -> Result<(), Errno> {
+    /// remembers could not be asked back. Ends the one that made room for it. `client`: see [`Fs::fence_clients`].
+    pub fn keep_session(self: &Arc<Fs>, session: u64, client: u32, opened: Opened) -> Result<(), Errno> {
         if let Some(leaving) = opened.leaving {
             self.end_session(leaving, End::Forget)?;
         }
-        let is_stored_live = |kept: Option<Vec<u8>>| kept.is_some_and(|kept| kept.first() == Some(&LIVE));
-        if !is_stored_live(self.store.get(&key1(tag::SESSION, session))?) {
-            self.transact_quietly(|txn| match self.sessions.lock().is_live(session) {
-                true => txn.put_standing(session, Standing::Live),
-                false => Ok(()),
+        let key = key1(tag::SESSION, session);
+        let kept = self.store.get(&key)?.map(|kept| Kept::of(&kept));
+        if kept.is_none_or(|kept| kept.standing != LIVE || kept.client != client) {
+            self.transact_quietly(|txn| {
+                if self.sessions.lock().is_live(session) {
+                    let fence = txn.get(&key)?.map_or(0, |kept| Kept::of(&kept).fence);
+                    txn.put(key.clone(), Kept { standing: LIVE, fence, client }.bytes());
+                }
+                Ok(())
             })?;
         }
         self.log.settle()?;
@@ -78,8 +111,21 @@ impl Fs {
     /// executed.
     pub fn open_session(self: &Arc<Fs>, session: u64, acknowledged: u64) -> Result<u64, Errno> {
         let opened = self.hello(session, Progress { acknowledged, revives: false })?;
-        self.keep_session(session, opened)?;
+        self.keep_session(session, 0, opened)?;
         Ok(opened.highest)
+    }
+
+    /// Fences the sessions of clients that are known to be lost: others need not wait until they were silent for long.
+    pub fn fence_clients(&self, is_lost: impl Fn(u32) -> bool) -> Result<(), Errno> {
+        let found = self.store.scan(&key(tag::SESSION), &key(tag::SESSION + 1), usize::MAX, From::Start)?;
+        for (key, kept) in found {
+            let (session, kept) = (number_of(&key, 0).ok_or(Errno::Io)?, Kept::of(&kept));
+            if kept.standing == LIVE && is_lost(kept.client) {
+                tracing::info!(session, client = kept.client, "fenced: its client is lost");
+                self.end_session(session, End::Fence)?;
+            }
+        }
+        Ok(())
     }
 
     /// A ring of the session closed. What it holds stays, in case it comes back.
@@ -113,7 +159,9 @@ impl Fs {
             End::Fence => self.transact_quietly(|txn| {
                 // It may have said goodbye meanwhile.
                 if self.sessions.lock().is_fencing(session) {
-                    txn.put(key1(tag::SESSION, session), standing_with(FENCED, Some(fence)));
+                    let key = key1(tag::SESSION, session);
+                    let client = txn.get(&key)?.map_or(0, |kept| Kept::of(&kept).client);
+                    txn.put(key, Kept { standing: FENCED, fence, client }.bytes());
                 }
                 Ok(())
             })?,
@@ -178,8 +226,8 @@ impl Fs {
         let ids: Vec<u64> = table.ids().collect();
         for session in ids {
             self.restore_open(session)?;
-            if let Some(fence) = self.store.get(&key1(tag::SESSION, session))?.and_then(|kept| fence_of(&kept)) {
-                table.restore_fence(session, fence);
+            if let Some(kept) = self.store.get(&key1(tag::SESSION, session))? {
+                table.restore_fence(session, Kept::of(&kept).fence);
             }
             if table.is_live(session) {
                 self.leases.expect_everything(session, first_recall, now);
@@ -214,13 +262,13 @@ impl Step for Txn<'_> {
 
     fn put_standing(&mut self, session: u64, standing: Standing) -> Result<(), Errno> {
         let key = key1(tag::SESSION, session);
-        let fence = self.get(&key)?.and_then(|kept| fence_of(&kept));
-        let kept = match standing {
+        let kept = self.get(&key)?.map_or(Kept { standing: LIVE, fence: 0, client: 0 }, |kept| Kept::of(&kept));
+        let standing = match standing {
             Standing::Live => LIVE,
             Standing::Fenced => FENCED,
             Standing::Ended => ENDED,
         };
-        self.put(key, standing_with(kept, fence));
+        self.put(key, Kept { standing, ..kept }.bytes());
         Ok(())
     }
 
@@ -266,14 +314,6 @@ impl Record for Store {
         let found = self.get(&key2(tag::REPLY, session, place.sequence))?;
         found.map(|value| value.get(8..).and_then(Reply::from_bytes).ok_or(Errno::Io)).transpose()
     }
-}
-
-fn standing_with(standing: u8, fence: Option<u64>) -> Vec<u8> {
-    fence.map_or(vec![standing], |fence| [&[standing], &fence.to_le_bytes()[..]].concat())
-}
-
-fn fence_of(kept: &[u8]) -> Option<u64> {
-    Reader(kept.get(1..)?).u64()
 }
 
 /// Whether a file without a name may go.
@@ -348,5 +388,16 @@ mod tests {
     #[test]
     fn store_of_the_file_system_conforms() {
         check(volume);
+    }
+
+    #[test]
+    fn session_is_kept_in_as_many_bytes_as_it_needs_and_those_of_before_are_read() {
+        for (kept, bytes) in [
+            (Kept { standing: LIVE, fence: 0, client: 0 }, vec![0]),
+            (Kept { standing: FENCED, fence: 3, client: 0 }, vec![2, 3, 0, 0, 0, 0, 0, 0, 0]),
+            (Kept { standing: LIVE, fence: 0, client: 65 }, vec![0, 0, 0, 0, 0, 0, 0, 0, 0, 65, 0, 0, 0]),
+        ] {
+            assert_eq!((kept.bytes(), Kept::of(&bytes)), (bytes, kept));
+        }
     }
 }

@@ -11,6 +11,7 @@ use fs_core::device::{BlockDevice, DeviceError};
 use fs_core::testing::{FailingDevice, MemoryDevice, SparseDevice};
 use fs_core::{AWAY_MS_MAX, Call, Depth, End, Fs, OpenError, Options, Reply, VOLUME_BYTES_MIN};
 use vos_api::fs as api;
+use vos_api::session::Progress;
 use zerocopy::{FromBytes, IntoBytes};
 
 const ENOSPC: u32 = 28;
@@ -562,6 +563,32 @@ fn silent_holder_is_fenced_and_learns_it() {
     assert_eq!(write.try_recv().expect("the write went on").status, 0);
     assert_eq!(two.read_call(api::GETATTR, [ino, 0, 0], &[]).status, 116);
     assert!(fs.open_session(8, 1).is_err());
+}
+
+#[test]
+fn client_that_is_lost_is_not_waited_for_by_the_next_server() {
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
+    let fs = open(&device, 1);
+    let mut one = Client::new(&fs, 7);
+    let two = Client::new(&fs, 8);
+    for (session, client) in [(7, 70), (8, 80)] {
+        let opened = fs.hello(session, Progress { acknowledged: 0, revives: false }).expect("a second ring");
+        fs.keep_session(session, client, opened).expect("it is kept");
+    }
+    let ino = make(&mut one, "f");
+    two.read_call(api::GETATTR, [ino, 0, 0], &[]);
+    let sequence = one.sequence;
+    drop((one, two, fs));
+    let fs = open(&device, 2);
+    let mut one = Client { fs: fs.clone(), session: 7, sequence };
+    fs.open_session(7, sequence).expect("it goes on");
+    let before = start(&mut one, api::WRITE, [ino, 0, 2], b"x");
+    assert!(before.try_recv().is_err(), "the other one may have a lease of the server before");
+    fs.fence_clients(|client| client == 80).expect("it is fenced");
+    assert_eq!(before.try_recv().expect("the write went on").status, 0);
+    assert!(fs.open_session(8, 0).is_err(), "it learns of that");
+    assert!(fs.open_session(7, sequence).is_ok());
+    fs.fence_clients(|client| client == 80).expect("once more changes nothing");
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //! The disk takes changes from the newest fs server alone (`docs/design/placement.md`). A server that is refused has a
 //! successor: it answers nothing more and ends, so that its clients repeat there what has no answer.
 
+use std::time::Duration;
+
 use libvos::{DiskClient, Durability};
 use rustix::io::Errno;
 use vos_rt::{Failure, Handle};
@@ -58,6 +60,14 @@ impl BlockDevice for DiskDevice {
         match self.client.allocate(offset, bytes, need) {
             // Its host cannot: a write may fail there.
             Err(Errno::OPNOTSUPP) => Ok(()),
+            answered => answered.map_err(|errno| self.failed(errno)),
+        }
+    }
+
+    fn hold(&self) -> Result<Duration, DeviceError> {
+        match self.client.hold() {
+            // Of an earlier release.
+            Err(Errno::OPNOTSUPP) => Ok(Duration::MAX),
             answered => answered.map_err(|errno| self.failed(errno)),
         }
     }

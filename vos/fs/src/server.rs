@@ -1,15 +1,15 @@
 //! The process: from its spawn record to a service, and from requests to calls.
 //!
 //! Spawn record: options `disk` (endpoint number of the volume) and `disk_epoch` (of its placement), `cache_bytes`
-//! (clean data kept in memory).
+//! (clean data kept in memory), `lost` (seats of lost nodes, a bit each, whose gates need not be waited for).
 //!
-//! The loop only hands over: workers execute. What never waits (events, releases, cancellations) the loop does itself.
+//! Nothing is answered while the volume is not held (`hold.rs`). The loop only hands over: workers execute. What never waits (events, releases, cancellations) the loop does itself.
 //! Checkpoints and everything that depends on time are jobs of the same workers, started by the loop's tick.
 
 use std::collections::HashMap;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use abi::Endpoint;
@@ -22,6 +22,7 @@ use fs_core::device::BlockDevice;
 use fs_core::{Call, Fs, Options, Reply};
 
 use crate::disk::DiskDevice;
+use crate::hold::Hold;
 
 const KIND: Kind = Kind { name: "fs", system_calls: &[] };
 
@@ -51,11 +52,21 @@ fn open(boot: &mut Boot) -> Result<FsService, Failure> {
     let epochs = Epochs { server: boot.spawn.option_epoch("disk_epoch")?, own: boot.spawn.placement_epoch };
     let session = BlockingSession::open(Box::new(connect), DISK_RING, Identity { epochs, ..Identity::default() })?;
     let device = DiskDevice::open(DiskClient::new(session), boot.handle.clone())?;
-    FsService::open(Arc::new(device), cache_bytes as usize, boot.handle.clone())
+    let service = FsService::open(Arc::new(device), cache_bytes as usize, boot.handle.clone())?;
+    let lost = boot.spawn.option_u64("lost")?.unwrap_or(0);
+    let is_lost = |client| gate_seat(client).is_some_and(|seat| lost >> seat & 1 == 1);
+    service.fs.fence_clients(is_lost).map_err(|errno| errno.to_string())?;
+    Ok(service)
+}
+
+/// The seat of the node whose file gate has this endpoint.
+fn gate_seat(endpoint: u32) -> Option<u32> {
+    endpoint.checked_sub(Endpoint::GATE.number()).filter(|seat| *seat < u64::BITS)
 }
 
 /// The file system as a service.
 pub struct FsService {
+    calls: Arc<Calls>,
     fs: Arc<Fs>,
     pool: Arc<WorkerPool>,
     handle: Handle,
@@ -100,8 +111,18 @@ impl FsService {
             made_ns: unix_time_ns(),
         };
         let now = Instant::now();
+        let fs = Fs::open(Arc::clone(&device), options)?;
+        let pool_of_calls = Arc::downgrade(&pool);
+        let calls = Calls {
+            fs: fs.clone(),
+            device,
+            hold: Hold::none(),
+            pool: pool_of_calls,
+            is_renewing: AtomicBool::new(false),
+        };
         Ok(FsService {
-            fs: Fs::open(device, options)?,
+            calls: Arc::new(calls),
+            fs,
             pool,
             handle,
             sessions: HashMap::new(),
@@ -153,14 +174,14 @@ impl FsService {
 }
 
 impl Service for FsService {
-    fn opened(&mut self, client: ClientId, _from: Endpoint, hello: &Hello) -> HelloReply {
+    fn opened(&mut self, client: ClientId, from: Endpoint, hello: &Hello) -> HelloReply {
         match self.fs.hello(hello.session, hello.progress) {
             Ok(opened) => {
                 self.sessions.insert(client, hello.session);
                 self.newest.insert(hello.session, client);
                 let (fs, session) = (self.fs.clone(), hello.session);
                 self.run(move || {
-                    if let Err(errno) = fs.keep_session(session, opened) {
+                    if let Err(errno) = fs.keep_session(session, from.number(), opened) {
                         tracing::error!(session, "not kept: {errno}");
                     }
                 });
@@ -171,12 +192,17 @@ impl Service for FsService {
     }
 
     fn submit(&mut self, request: Request) {
-        let fs = self.fs.clone();
         match request.op() {
             // A ring that was replaced must not swallow events.
             api::EVENTS if self.newest.get(&request.session()) != Some(&request.client()) => request.fail(Os::INTR),
-            api::EVENTS | api::RELEASED | api::CANCEL => execute(&fs, request),
-            _ => self.run(move || execute(&fs, request)),
+            // Nothing of a file is told with these.
+            api::EVENTS | api::RELEASED | api::CANCEL => {
+                self.fs.submit(call(&request), Box::new(move |reply| respond(request, reply)));
+            }
+            _ => {
+                let calls = Arc::clone(&self.calls);
+                self.run(move || calls.execute(request));
+            }
         }
     }
 
@@ -222,8 +248,57 @@ impl Service for FsService {
     }
 }
 
-fn execute(fs: &Arc<Fs>, request: Request) {
-    let call = Call {
+/// Calls that are answered while the volume is held.
+struct Calls {
+    fs: Arc<Fs>,
+    device: Arc<dyn BlockDevice>,
+    hold: Hold,
+    pool: Weak<WorkerPool>,
+    is_renewing: AtomicBool,
+}
+
+impl Calls {
+    /// On a worker: the device is waited for.
+    fn execute(self: Arc<Self>, request: Request) {
+        if self.hold.is_over()
+            && let Err(error) = self.hold.renew(&*self.device)
+        {
+            tracing::error!(%error, "the volume cannot be held");
+            return request.fail(Os::from_raw_os_error(error.0));
+        }
+        let fs = self.fs.clone();
+        fs.submit(call(&request), Box::new(move |reply| self.answer(request, reply)));
+    }
+
+    /// By anybody, perhaps under a lock: nothing is waited for.
+    fn answer(self: Arc<Self>, request: Request, reply: Reply) {
+        if self.hold.is_over() {
+            // Recorded, or repeatable.
+            let calls = Arc::clone(&self);
+            return self.later(move || calls.execute(request));
+        }
+        respond(request, reply);
+        if self.hold.ends_soon() && !self.is_renewing.swap(true, Ordering::AcqRel) {
+            let calls = Arc::clone(&self);
+            self.later(move || {
+                if let Err(error) = calls.hold.renew(&*calls.device) {
+                    tracing::warn!(%error, "the volume is not held any longer");
+                }
+                calls.is_renewing.store(false, Ordering::Release);
+            });
+        }
+    }
+
+    fn later(&self, job: impl FnOnce() + Send + 'static) {
+        // Without a pool the server is ending: what has no answer is sent again to its successor.
+        if let Some(Err(error)) = self.pool.upgrade().map(|pool| pool.run(job)) {
+            tracing::error!("a job was refused: {error}");
+        }
+    }
+}
+
+fn call(request: &Request) -> Call {
+    Call {
         session: request.session(),
         sequence: request.sequence(),
         op: request.op(),
@@ -231,8 +306,7 @@ fn execute(fs: &Arc<Fs>, request: Request) {
         args: request.args(),
         data: request.data(),
         capacity: request.in_capacity() as usize,
-    };
-    fs.submit(call, Box::new(move |reply| respond(request, reply)));
+    }
 }
 
 fn unix_time_ns() -> u64 {

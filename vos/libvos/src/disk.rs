@@ -1,11 +1,12 @@
 //! The disk's client: any offset and length in blocks, split into transfers that travel at the same time.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use abi::limits::TRANSFER_BYTES_MAX;
 use rustix::io::Errno;
 pub use vos_api::disk::{Access, Durability, Need};
-use vos_api::disk::{Allocate, BLOCK_BYTES, Discard, Flush, Info, READ_ONLY, Read, Write};
+use vos_api::disk::{Allocate, BLOCK_BYTES, Discard, Flush, Hold, Info, READ_ONLY, Read, Write};
 use vos_api::{Class, Operation};
 
 use crate::blocking::{BlockingSession, Started};
@@ -116,6 +117,12 @@ impl DiskClient {
     /// Sets the space of the range aside, whose content stays: `ENOSPC` now instead of at a write.
     pub fn allocate(&self, offset: u64, bytes: u64, need: Need) -> Result<(), Errno> {
         self.session.ask(Allocate { need, offset, bytes }, 0).map(drop)
+    }
+
+    /// For how long, from when this was called, no other owner is served.
+    pub fn hold(&self) -> Result<Duration, Errno> {
+        let (held, _) = self.session.ask(Hold {}, 0)?;
+        Ok(Duration::from_millis(held.for_ms))
     }
 
     /// The range reads as zeros afterwards.

@@ -69,7 +69,7 @@ pub struct Backup<D> {
     /// What waits for the next time.
     waiting: Vec<Then<D>>,
     under_way: BTreeMap<OperationTicket, Then<D>>,
-    /// Wait until no write of an earlier epoch is under way.
+    /// Wait until no write is under way that was said before: what is said again must not be done after a later one.
     greetings: Vec<u32>,
     next_ticket: u64,
     /// Of extents in the activity log that were written in this life: by whom and when last.
@@ -246,9 +246,8 @@ impl<D: Clone> Backup<D> {
         match then {
             Then::Answer(epoch, answer) => todo.push(BackupAct::Answer(epoch, answer)),
             Then::Welcome(epoch) => {
-                let is_earlier =
-                    |then: &Then<D>| matches!(then, Then::Answer(of, ReplicaAnswer::Accepted { .. }) if *of < epoch);
-                match self.under_way.values().any(is_earlier) {
+                let is_write = |then: &Then<D>| matches!(then, Then::Answer(_, ReplicaAnswer::Accepted { .. }));
+                match self.under_way.values().any(is_write) {
                     true => self.greetings.push(epoch),
                     false => todo.push(BackupAct::Answer(epoch, self.welcome())),
                 }

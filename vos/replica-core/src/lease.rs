@@ -53,8 +53,9 @@ impl Lease {
         self.until_ms = self.until_ms.max(asked_ms.saturating_add(TERM_MS));
     }
 
-    pub fn is_good(self, now_ms: u64) -> bool {
-        now_ms < self.until_ms
+    /// 0: no read is answered.
+    pub fn left_ms(self, now_ms: u64) -> u64 {
+        self.until_ms.saturating_sub(now_ms)
     }
 }
 
@@ -74,7 +75,7 @@ mod tests {
                 let mut promised = Promised::at_begin(0);
                 promised.grant(heard);
                 let last_read = asked + TERM_MS - 1;
-                assert!(lease.is_good(last_read) && !lease.is_good(last_read + 1));
+                assert_eq!((lease.left_ms(last_read), lease.left_ms(last_read + 1)), (1, 0));
                 let serves_at = promised.until_ms() * 100 / speed;
                 assert!(serves_at > last_read, "speed {speed} delay {delay}: {serves_at}");
             }
@@ -87,7 +88,7 @@ mod tests {
         assert!(lease.ask(10) && !lease.ask(10 + ASK_EVERY_MS - 1) && lease.ask(10 + ASK_EVERY_MS));
         lease.granted(100);
         lease.granted(50);
-        assert!(lease.is_good(599));
+        assert_eq!(lease.left_ms(599), 1);
         let mut promised = Promised::at_begin(1000);
         promised.grant(500);
         assert_eq!(promised.until_ms(), 1550);

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::encoding::CopyState;
-use crate::lease::Lease;
+use crate::lease::{Lease, TERM_MS};
 use crate::message::{Recent, ReplicaAnswer, ReplicaMessage};
 use crate::record::{CopyMark, CopyVerdict, Replica, ReplicaRecord, ReplicaStanding, judge};
 use crate::{BlockRange, Extent, Layout, RangeSet};
@@ -29,12 +29,18 @@ pub enum DiskRequest<D> {
     },
     /// All that was acknowledged before survives loss of power.
     Flush,
+    /// How long nobody else is primary.
+    Hold,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DiskReply {
     Written,
     Flushed,
+    /// Not before so much time has passed since it was *asked*.
+    Held {
+        for_ms: u64,
+    },
 }
 
 /// What became of a proposed record.
@@ -349,6 +355,10 @@ impl<D: Clone> Primary<D> {
         let is_current = self.record.is_current(member);
         let is_sound = matches!(verdict, CopyVerdict::Current | CopyVerdict::Lagging) && !welcome.is_doubtful;
         let Some(peer) = self.peers.get_mut(&member) else { return };
+        // Once over each link: what is under way is said again once.
+        if peer.welcome.is_some() {
+            return;
+        }
         peer.welcome = Some(welcome);
         if is_current && is_sound {
             peer.away_since_ms = None;
@@ -812,7 +822,8 @@ impl<D: Clone> Primary<D> {
     fn admit(&mut self, now_ms: u64, acts: &mut Vec<PrimaryAct<D>>) {
         let mut waits = VecDeque::new();
         let (mut busy, mut is_full) = (self.busy(), false);
-        let may_read = self.marking.is_empty() && self.holds_leases(now_ms);
+        let held_ms = self.held_ms(now_ms);
+        let may_read = self.marking.is_empty() && held_ms > 0;
         let may_write = !self.is_sealing();
         // What waits keeps its place before later ones for the same block.
         while let Some((id, request)) = self.held.pop_front() {
@@ -823,6 +834,9 @@ impl<D: Clone> Primary<D> {
                 DiskRequest::Write { range, data } if may_write && !busy.overlaps(range) && self.has_room(range) => {
                     busy.insert_blocks(range);
                     self.start(Kind::Write { id, range, data }, acts);
+                }
+                DiskRequest::Hold if may_read => {
+                    acts.push(PrimaryAct::Reply { id, reply: DiskReply::Held { for_ms: held_ms } });
                 }
                 DiskRequest::Flush => _ = self.start(Kind::Flush { id: Some(id), covers: self.floor() - 1 }, acts),
                 other => {
@@ -847,8 +861,10 @@ impl<D: Clone> Primary<D> {
         more == 0 || self.hot.len() + more <= self.layout.hot_extents
     }
 
-    fn holds_leases(&self, now_ms: u64) -> bool {
-        let mut others = self.record.current().filter(|member| *member != self.me);
-        others.all(|member| self.peers.get(&member).is_some_and(|peer| peer.lease.is_good(now_ms)))
+    /// How long reads may be answered.
+    fn held_ms(&self, now_ms: u64) -> u64 {
+        let others = self.record.current().filter(|member| *member != self.me);
+        let left = others.map(|member| self.peers.get(&member).map_or(0, |peer| peer.lease.left_ms(now_ms)));
+        left.chain([TERM_MS]).min().unwrap_or(0)
     }
 }

@@ -130,6 +130,13 @@ enum Asked {
     Read(BlockRange),
     Write(BlockRange, Data),
     Flush,
+    Hold,
+}
+
+enum Answer {
+    Read(Data),
+    Done,
+    Held(u64),
 }
 
 struct Pending {
@@ -166,6 +173,8 @@ struct World {
     flushed: Vec<u64>,
     answers: u64,
     changes: u64,
+    /// By whom a primary was told that nobody else is one: its node, and until when.
+    held: Vec<(usize, u64)>,
     /// Who should be primary instead.
     better: Option<usize>,
     is_calm: bool,
@@ -196,6 +205,7 @@ impl World {
             flushed: vec![0; LAYOUT.blocks as usize],
             answers: 0,
             changes: 0,
+            held: Vec::new(),
             better: None,
             is_calm: false,
             wrong: Vec::new(),
@@ -340,10 +350,13 @@ impl World {
                 }
                 PrimaryAct::Read { id, range } => {
                     let values = self.nodes[node].disk.values(range);
-                    self.answered(id, node, Some(values));
+                    self.answered(id, node, Answer::Read(values));
                 }
                 PrimaryAct::Reply { id, reply: DiskReply::Written | DiskReply::Flushed } => {
-                    self.answered(id, node, None)
+                    self.answered(id, node, Answer::Done)
+                }
+                PrimaryAct::Reply { id, reply: DiskReply::Held { for_ms } } => {
+                    self.answered(id, node, Answer::Held(for_ms))
                 }
                 PrimaryAct::Propose(next) => {
                     let due = self.now_ms + 1 + self.rng.below(20);
@@ -529,10 +542,14 @@ impl World {
         self.changes += 1;
         let node = usize::from(chosen.0);
         self.links.retain(|link, _| link.0 != node);
+        let mut todo = Vec::new();
         if let Some(server) = &mut self.nodes[node].server {
+            // The copy beside it hears of the epoch first: nobody of before is promised anything after that.
+            todo = server.backup.hear(next.epoch, ReplicaMessage::Hello, now_ms);
             let until_ms = server.backup.promised_until_ms();
             server.primary = Some(Primary::begin(LAYOUT, next, until_ms));
         }
+        self.do_all(node, todo);
         self.own_link(node);
     }
 
@@ -549,6 +566,7 @@ impl World {
             let own_first = own_blocks * client as u64;
             let asked = match self.rng.below(10) {
                 0 => Asked::Flush,
+                9 => Asked::Hold,
                 1..=5 if !self.is_calm => {
                     let range = some_of(&mut self.rng, own_first, own_first + own_blocks);
                     let is_under_way = |it: &Pending| matches!(&it.asked, Asked::Write(of, _) if of.first < range.end() && range.first < of.end());
@@ -567,7 +585,7 @@ impl World {
                     let blocks = range.first as usize..range.end() as usize;
                     blocks.map(|block| self.acknowledged[block].max(self.read[block])).collect()
                 }
-                Asked::Write(..) | Asked::Flush => Vec::new(),
+                Asked::Write(..) | Asked::Flush | Asked::Hold => Vec::new(),
             };
             let acknowledged = if matches!(asked, Asked::Flush) { self.acknowledged.clone() } else { Vec::new() };
             let pending = Pending { client, asked, begun_ms: now_ms, least, acknowledged, at: None };
@@ -595,6 +613,7 @@ impl World {
                 Asked::Read(range) => DiskRequest::Read { range },
                 Asked::Write(range, data) => DiskRequest::Write { range, data },
                 Asked::Flush => DiskRequest::Flush,
+                Asked::Hold => DiskRequest::Hold,
             };
             // Said again it is another one: an answer to the one before counts as well.
             self.next_request += 1;
@@ -607,15 +626,26 @@ impl World {
         }
     }
 
-    fn answered(&mut self, id: u64, node: usize, value: Option<Data>) {
+    fn answered(&mut self, id: u64, node: usize, answer: Answer) {
+        self.held.retain(|held| held.1 > self.now_ms);
+        // What was written may be told later, by whoever wrote it.
+        let is_of_now = !matches!(answer, Answer::Done);
+        if let Some((other, until_ms)) = self.held.iter().find(|held| is_of_now && held.0 != node) {
+            self.wrong.push(format!("{}: n{node} answers, and n{other} was promised {until_ms}", self.now_ms));
+        }
         let Some(pending) = self.requests.get(&id) else { return };
         if !self.hears(pending.client, node) {
             return;
         }
         let Some(pending) = self.requests.remove(&id) else { return };
         self.answers += 1;
-        match (pending.asked, value) {
-            (Asked::Read(range), Some(values)) => {
+        match (pending.asked, answer) {
+            // Counted from when it was asked of this one.
+            (Asked::Hold, Answer::Held(for_ms)) => {
+                let asked_ms = pending.at.map_or(pending.begun_ms, |at| at.2);
+                self.held.push((node, asked_ms + for_ms));
+            }
+            (Asked::Read(range), Answer::Read(values)) => {
                 for ((block, value), least) in (range.first as usize..).zip(values).zip(pending.least) {
                     if value < least || value > self.written[block] {
                         let (most, begun) = (self.written[block], pending.begun_ms);
@@ -627,12 +657,12 @@ impl World {
                     self.read[block] = self.read[block].max(value);
                 }
             }
-            (Asked::Write(range, values), None) => {
+            (Asked::Write(range, values), Answer::Done) => {
                 for (block, value) in (range.first as usize..).zip(values) {
                     self.acknowledged[block] = self.acknowledged[block].max(value);
                 }
             }
-            (Asked::Flush, None) => {
+            (Asked::Flush, Answer::Done) => {
                 for (flushed, acknowledged) in self.flushed.iter_mut().zip(pending.acknowledged) {
                     *flushed = (*flushed).max(acknowledged);
                 }

@@ -955,10 +955,14 @@ impl Parts {
         let placement_epoch = self.share.instance(part).ok_or_else(missing)?.epoch;
         let name = self.share.role_name(part).ok_or_else(missing)?.to_owned();
         let mut options = self.share.options(part).ok_or_else(missing)?;
-        if kind.name == CALLS
-            && let Some(options) = options.as_object_mut()
-        {
-            options.insert("lost".to_owned(), json!(self.lost));
+        let lost = match () {
+            () if kind.name == CALLS => Some(self.lost),
+            // As it is now: one that begins because of a verdict is told of it.
+            () if kind.endpoint == Endpoint::FS => Some(self.lost_seats()),
+            () => None,
+        };
+        if let (Some(options), Some(lost)) = (options.as_object_mut(), lost) {
+            options.insert("lost".to_owned(), json!(lost));
         }
         let engine = &*self.context.engine;
         let epoch = format!("/epochs/{}/{endpoint}", self.share.id);

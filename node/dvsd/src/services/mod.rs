@@ -27,7 +27,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cluster::{EngineError, Lookup, Revision};
-use mgmt_api::PlacePolicy;
+use mgmt_api::{PlacePolicy, ServerKind};
 use parking_lot::Mutex;
 
 use crate::context::Context;
@@ -194,19 +194,25 @@ impl Overseer {
         Ok(again)
     }
 
-    /// Disks with copies, and the file servers on them, stand elsewhere when their node was lost.
+    /// Disks with copies, and file servers, stand elsewhere when their node was lost.
     fn see_to_servers(&mut self) -> Result<(), EngineError> {
         let context = Arc::clone(&self.common.context);
         let mirror = &*context.answers.mirror;
         let sets: BTreeSet<u32> = mirror.list(desks::DISKS)?.entries.iter().filter_map(desks::dc_of_disk).collect();
-        if sets.is_empty() {
+        let members = context.members.read().clone();
+        let lost: BTreeSet<&String> =
+            members.iter().filter(|member| context.is_fenced(member.1)).map(|member| member.0).collect();
+        if sets.is_empty() && lost.is_empty() {
             return Ok(());
         }
         let sight = Sight::of(&context, &mut self.seen, &[], Instant::now())?;
         if !sight.places(&context.config.node) {
             return Ok(());
         }
-        let is_concerned = |(record, _): &&(DcRecord, Revision)| sets.contains(&record.id);
+        let is_concerned = |(record, _): &&(DcRecord, Revision)| {
+            let file_server = record.placement.first(&ServerKind::FS);
+            sets.contains(&record.id) || file_server.is_some_and(|server| lost.contains(&server.node))
+        };
         let observed = context.observed.lock();
         let concerned: Vec<(DcRecord, Revision)> = observed.records().filter(is_concerned).cloned().collect();
         drop(observed);

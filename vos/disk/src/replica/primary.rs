@@ -25,14 +25,14 @@ use replica_core::{
 use rustix::io::Errno;
 use vos_api::copy::{Greet, MarkCopy};
 use vos_api::desk::{DeskQuestion, Edit, FromDesk, Given, Known, Stay, ToDesk, Unanswered};
-use vos_api::disk::{BLOCK_BYTES, Need, Request as Ask, SPANS_MAX, Span, VolumeInfo};
+use vos_api::disk::{BLOCK_BYTES, Held, Need, Request as Ask, SPANS_MAX, Span, VolumeInfo};
 use vos_rt::{ClientId, DeskSocket, Failure, Handle, Hello, HelloReply, Request, Service, WorkerPool};
 use zerocopy::FromBytes;
 
 use super::link::{Content, Link, LinkInbox, LinkSaid};
 use super::{PoolResults, endpoint_of};
-use crate::fence::KeptFence;
-use crate::rings::{Rings, Ticket};
+use crate::door::Door;
+use crate::rings::Ticket;
 use crate::service::Arena;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -84,7 +84,7 @@ pub struct MirroredDisk {
     desk: RecordDesk,
     volume: Arc<Volume>,
     pool: WorkerPool,
-    rings: Arc<Rings>,
+    door: Door,
     open: HashMap<u64, Open>,
     /// Which request a piece is of.
     pieces: HashMap<u64, u64>,
@@ -94,8 +94,6 @@ pub struct MirroredDisk {
     /// Pieces that the pool reads.
     reading: HashMap<u64, Reading>,
     read: PoolResults<u64>,
-    owner: Option<Endpoint>,
-    fence: KeptFence,
     epoch: u64,
     handle: Handle,
     began: Instant,
@@ -114,6 +112,7 @@ struct Open {
     /// What follows when all are done.
     then_flush: bool,
     in_bytes: u32,
+    results: [u64; 4],
     error: Option<Errno>,
 }
 
@@ -127,6 +126,7 @@ impl MirroredDisk {
     /// Becomes primary. `image`: of the own copy, for reading.
     pub fn open(
         volume: Volume,
+        door: Door,
         options: &SetOptions,
         desk: OwnedFd,
         port: &SharedPort,
@@ -154,15 +154,13 @@ impl MirroredDisk {
             desk,
             volume: Arc::new(volume),
             pool: WorkerPool::new("disk", WORKERS)?,
-            rings: Arc::default(),
+            door,
             open: HashMap::new(),
             pieces: HashMap::new(),
             next_number: 1,
             reserving: HashMap::new(),
             reading: HashMap::new(),
             read: Arc::default(),
-            owner: None,
-            fence: KeptFence::default(),
             epoch,
             handle: handle.clone(),
             began: now,
@@ -171,11 +169,6 @@ impl MirroredDisk {
         };
         disk.turn(now);
         Ok(disk)
-    }
-
-    /// As [`crate::Disk::owned_by`].
-    pub fn owned_by(self, owner: Endpoint, fence: KeptFence) -> MirroredDisk {
-        MirroredDisk { owner: Some(owner), fence, ..self }
     }
 
     pub fn close(self) -> Result<(), Failure> {
@@ -206,6 +199,13 @@ impl MirroredDisk {
                 PrimaryAct::Copy { to, seq, range } => self.copy(to, epoch, seq, range),
                 PrimaryAct::Read { id, range } => self.read_piece(id, range),
                 PrimaryAct::Reply { id, reply: DiskReply::Written | DiskReply::Flushed } => self.done(id, Ok(())),
+                PrimaryAct::Reply { id, reply: DiskReply::Held { for_ms } } => {
+                    self.door.promise();
+                    if let Some(open) = self.pieces.get(&id).and_then(|of| self.open.get_mut(of)) {
+                        open.results = Held { for_ms }.into();
+                    }
+                    self.done(id, Ok(()));
+                }
                 PrimaryAct::Propose(record) => self.desk.propose(record),
                 PrimaryAct::Over { epoch } => self.end(format!("epoch {epoch} has another primary")),
                 PrimaryAct::Better(other) => self.give_way(other),
@@ -332,6 +332,7 @@ impl MirroredDisk {
             places: HashMap::new(),
             then_flush: false,
             in_bytes: 0,
+            results: [0; 4],
             error: None,
         };
         self.open.insert(number, open);
@@ -377,11 +378,11 @@ impl MirroredDisk {
             let piece = self.piece(of);
             return self.ask(piece, DiskRequest::Flush);
         }
-        let Some(Open { request, in_bytes, error, .. }) = self.open.remove(&of) else { return };
+        let Some(Open { request, in_bytes, results, error, .. }) = self.open.remove(&of) else { return };
         // Nobody reads into it any more.
         let Some(request) = Arc::into_inner(request) else { return };
         match error {
-            None => request.reply([0; 4], in_bytes),
+            None => request.reply(results, in_bytes),
             Some(errno) => request.fail(errno),
         }
     }
@@ -510,33 +511,17 @@ impl MirroredDisk {
 
 impl Service for MirroredDisk {
     fn opened(&mut self, client: ClientId, from: Endpoint, hello: &Hello) -> HelloReply {
-        if self.owner == Some(from)
-            && let Err(refused) = self.fence.hear(hello.epochs.own)
-        {
-            return refused;
-        }
-        self.rings.opened(from, client);
-        HelloReply::STATELESS
+        self.door.opened(client, from, hello)
     }
 
     fn submit(&mut self, request: Request) {
-        let Some(ticket) = self.rings.begin(request.from(), request.client()) else {
-            return request.fail(Errno::STALE);
-        };
-        let asked = match Ask::decode(request.op(), request.flags(), request.args(), &[]) {
-            Ok(asked) => asked,
-            Err(why) => return request.refuse(why),
-        };
-        let changes = matches!(asked, Ask::Write(_) | Ask::Discard(_) | Ask::Allocate(_));
-        if changes && self.owner.is_some_and(|owner| owner != request.from()) {
-            return request.fail(Errno::ACCESS);
-        }
+        let Some((request, ticket, asked)) = self.door.enter(request) else { return };
         let range = match &asked {
             Ask::Read(it) => (it.offset, it.bytes),
             Ask::Write(it) => (it.offset, request.out_bytes().into()),
             Ask::Discard(it) => (it.offset, it.bytes),
             Ask::Allocate(it) => (it.offset, it.bytes),
-            Ask::Info(_) | Ask::Readv(_) | Ask::Flush(_) => (0, 0),
+            Ask::Info(_) | Ask::Readv(_) | Ask::Flush(_) | Ask::Hold(_) => (0, 0),
         };
         if !self.is_range(range.0, range.1) {
             return request.fail(Errno::INVAL);
@@ -572,11 +557,16 @@ impl Service for MirroredDisk {
                 let piece = self.piece(of);
                 self.ask(piece, DiskRequest::Flush);
             }
+            Ask::Hold(_) => {
+                let of = self.take(request, ticket);
+                let piece = self.piece(of);
+                self.ask(piece, DiskRequest::Hold);
+            }
         }
     }
 
     fn closed(&mut self, client: ClientId) {
-        self.rings.closed(client);
+        self.door.closed(client);
     }
 
     fn deadline(&self) -> Option<Instant> {

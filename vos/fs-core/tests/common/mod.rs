@@ -61,7 +61,7 @@ impl Client {
     pub fn revive(&self) -> Result<u64, Errno> {
         let progress = Progress { acknowledged: 0, revives: true };
         let opened = self.fs.hello(self.session, progress)?;
-        self.fs.keep_session(self.session, opened).map(|()| opened.highest)
+        self.fs.keep_session(self.session, 0, opened).map(|()| opened.highest)
     }
 
     pub fn read_call(&self, op: u16, args: [u64; 3], data: &[u8]) -> Reply {

@@ -1,0 +1,98 @@
+//! Who comes in: rings, rights, the owner and its predecessor.
+//!
+//! An owner that holds the volume (`HOLD`) answers its clients from memory until then, whatever becomes of the link
+//! between the two. So its successor is served after that, and its own requests are refused from the successor's
+//! greeting on. A disk that begins has forgotten what it promised, and waits as if it had done so at that moment.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use abi::Endpoint;
+use replica_core::lease::Promised;
+use rustix::io::Errno;
+use vos_api::disk::Request as Ask;
+use vos_rt::{ClientId, Hello, HelloReply, Request};
+
+use crate::fence::KeptFence;
+use crate::rings::{Rings, Ticket};
+
+pub struct Door {
+    rings: Arc<Rings>,
+    /// Who may change the volume; `None` for everybody.
+    owner: Option<Endpoint>,
+    fence: KeptFence,
+    /// To whom, by its epoch, and until when.
+    promised: (u32, Promised),
+    began: Instant,
+}
+
+impl Door {
+    /// Everybody may change the volume.
+    pub fn open() -> Door {
+        Door {
+            rings: Arc::default(),
+            owner: None,
+            fence: KeptFence::default(),
+            promised: (0, Promised::at_begin(0)),
+            began: Instant::now(),
+        }
+    }
+
+    /// Changes are taken from this endpoint alone, and only in the highest epoch it ever said; everybody who may open a
+    /// ring reads.
+    pub fn of_owner(owner: Endpoint, fence: KeptFence) -> Door {
+        Door { owner: Some(owner), promised: (fence.epoch(), Promised::at_begin(0)), fence, ..Door::open() }
+    }
+
+    /// Raising the fence waits for the medium, once for each change of the owner: nothing of the new owner may come
+    /// before it, and readers can wait as long.
+    pub fn opened(&mut self, client: ClientId, from: Endpoint, hello: &Hello) -> HelloReply {
+        let is_owner = self.owner == Some(from);
+        if is_owner && let Err(refused) = self.fence.hear(hello.epochs.own) {
+            return refused;
+        }
+        self.rings.opened(from, client);
+        let (to, promised) = self.promised;
+        // Nobody was promised anything before the first owner came.
+        let is_held = to > 0 && to < self.fence.epoch() && self.now_ms() < promised.until_ms();
+        if is_owner && is_held { HelloReply::Refused(Errno::AGAIN) } else { HelloReply::STATELESS }
+    }
+
+    pub fn closed(&mut self, client: ClientId) {
+        self.rings.closed(client);
+    }
+
+    /// What is asked; whoever may not is answered.
+    pub fn enter(&self, request: Request) -> Option<(Request, Ticket, Ask)> {
+        // Who still asks over a ring that was replaced was replaced as well, or has asked again over the new one.
+        let Some(ticket) = self.rings.begin(request.from(), request.client()) else {
+            request.fail(Errno::STALE);
+            return None;
+        };
+        let asked = match Ask::decode(request.op(), request.flags(), request.args(), &[]) {
+            Ok(asked) => asked,
+            Err(why) => {
+                request.refuse(why);
+                return None;
+            }
+        };
+        let is_owners = matches!(asked, Ask::Write(_) | Ask::Discard(_) | Ask::Allocate(_) | Ask::Hold(_));
+        if is_owners && self.owner.is_some_and(|owner| owner != request.from()) {
+            request.fail(Errno::ACCESS);
+            return None;
+        }
+        Some((request, ticket, asked))
+    }
+
+    /// Before the owner is told that it holds the volume. The one that asks is the newest: others do not come in.
+    pub fn promise(&mut self) {
+        let now_ms = self.now_ms();
+        let (to, promised) = &mut self.promised;
+        *to = self.fence.epoch();
+        promised.grant(now_ms);
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+}
