@@ -87,7 +87,8 @@ pub fn corpus() -> Vec<Vec<u8>> {
         let recent = replica_core::Recent::Blocks([3, 4, 90].into_iter().collect());
         let behind = [(Replica(2), [1, 2].into_iter().collect())].into();
         let hot = [0, 5].map(replica_core::Extent).into();
-        CopyState { mark: mark(generation), is_doubtful: false, recent, hot, behind }.encode()
+        CopyState { mark: mark(generation), is_doubtful: false, is_blank: generation % 2 == 0, recent, hot, behind }
+            .encode()
     };
     let mut whole = Vec::new();
     for member in [0, 1, 2] {

@@ -82,7 +82,6 @@ impl ImageFile {
 
     /// Whether every block of the range was written before, so that it has its space.
     fn is_written(&self, offset: u64, bytes: u64) -> bool {
-        // Nobody uses the position: all transfers name theirs.
         rustix::fs::seek(&self.file, SeekFrom::Hole(offset)).is_ok_and(|hole| hole >= offset + bytes)
     }
 
@@ -136,6 +135,19 @@ impl Medium for ImageFile {
 
     fn flush(&self) -> Result<(), Errno> {
         rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.file))
+    }
+
+    fn data_from(&self, offset: u64) -> Option<(u64, u64)> {
+        // Nobody uses the position: all transfers name theirs.
+        match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {
+            Ok(first) => {
+                let end = rustix::fs::seek(&self.file, SeekFrom::Hole(first)).unwrap_or(self.bytes);
+                Some((first, end)).filter(|_| first < self.bytes)
+            }
+            Err(Errno::NXIO) => None,
+            // Who cannot tell may have data everywhere.
+            Err(_) => Some((offset, self.bytes)).filter(|_| offset < self.bytes),
+        }
     }
 
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
@@ -227,11 +239,13 @@ mod tests {
         }
         rustix::io::pwrite(&image.file, &[7; 4096], 8192).expect("write");
         assert!(image.is_written(8192, 4096) && !image.is_written(8192, 8192) && !image.is_written(0, 12288));
+        assert_eq!((image.data_from(0), image.data_from(12288)), (Some((8192, 12288)), None));
         let before = has();
         image.allocate(0, 1 << 19, Need::Users).expect("room");
         assert!(before < 1 << 19 && has() >= 1 << 19, "{before} {}", has());
         assert!(has() < 1 << 20, "the rest is sparse");
         image.allocate(0, 1 << 20, Need::Server).expect("room");
+        assert_eq!(image.data_from(0), Some((8192, 12288)), "space that was set aside and never read is no data");
         assert_eq!(content(), [7; 4096]);
         drop(image);
         let image = open();

@@ -40,6 +40,9 @@ pub trait Medium: Send + Sync {
 
     fn flush(&self) -> Result<(), Errno>;
 
+    /// The first range from there on that may hold other than zeros; `None`: all of the rest is zeros.
+    fn data_from(&self, offset: u64) -> Option<(u64, u64)>;
+
     /// The range reads as zeros afterwards.
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), Errno>;
 

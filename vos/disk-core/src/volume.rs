@@ -66,6 +66,11 @@ impl Volume {
 
     /// Everything written before is on the medium when this returns. A flush of what cannot change promises nothing
     /// that is not so.
+    /// As [`Medium::data_from`].
+    pub fn data_from(&self, offset: u64) -> Option<(u64, u64)> {
+        self.medium.data_from(offset)
+    }
+
     pub fn flush(&self) -> Result<(), Errno> {
         if self.is_poisoned() {
             return Err(Errno::IO);
@@ -290,6 +295,10 @@ mod tests {
 
         fn flush(&self) -> Result<(), Errno> {
             Err(Errno::NOSPC)
+        }
+
+        fn data_from(&self, offset: u64) -> Option<(u64, u64)> {
+            self.0.data_from(offset)
         }
 
         fn discard(&self, offset: u64, bytes: u64) -> Result<(), Errno> {

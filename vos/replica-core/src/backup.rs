@@ -277,6 +277,8 @@ impl<D: Clone> Backup<D> {
         ReplicaAnswer::Welcome(CopyState {
             mark: self.wanted.mark,
             is_doubtful: self.is_doubtful,
+            // Whoever has the medium knows.
+            is_blank: false,
             recent,
             hot,
             behind: self.wanted.behind.clone(),

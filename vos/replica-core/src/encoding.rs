@@ -21,6 +21,8 @@ pub struct CopyState {
     pub mark: Option<CopyMark>,
     /// It lost what it had not flushed.
     pub is_doubtful: bool,
+    /// All of it is zeros.
+    pub is_blank: bool,
     pub recent: Recent,
     /// What is in its activity log.
     pub hot: BTreeSet<Extent>,
@@ -33,6 +35,7 @@ impl CopyState {
         let mut out = Out::default();
         out.mark(self.mark);
         out.u8(self.is_doubtful.into());
+        out.u8(self.is_blank.into());
         match &self.recent {
             Recent::Blocks(blocks) => {
                 out.u8(0);
@@ -51,9 +54,9 @@ impl CopyState {
     /// `None`: it is none.
     pub fn decode(bytes: &[u8]) -> Option<CopyState> {
         let mut from = In(bytes);
-        let (mark, is_doubtful) = (from.mark()?, from.bool()?);
+        let (mark, is_doubtful, is_blank) = (from.mark()?, from.bool()?, from.bool()?);
         let recent = if from.bool()? { Recent::Extents(from.extents()?) } else { Recent::Blocks(from.ranges()?) };
-        let state = CopyState { mark, is_doubtful, recent, hot: from.extents()?, behind: from.behind()? };
+        let state = CopyState { mark, is_doubtful, is_blank, recent, hot: from.extents()?, behind: from.behind()? };
         from.0.is_empty().then_some(state)
     }
 }
@@ -234,7 +237,8 @@ mod tests {
             let recent =
                 if is_by_blocks { Recent::Blocks(some_ranges(rng)) } else { Recent::Extents(kept.hot.clone()) };
             let Kept { mark, hot, behind, .. } = kept;
-            let state = CopyState { mark, is_doubtful: rng.one_in(2), recent, hot, behind };
+            let (is_doubtful, is_blank) = (rng.one_in(2), rng.one_in(2));
+            let state = CopyState { mark, is_doubtful, is_blank, recent, hot, behind };
             let said = state.encode();
             assert_eq!(CopyState::decode(&said).as_ref(), Some(&state), "seed {seed}");
             assert_eq!(decode_behind(&encode_behind(&state.behind)), Some(state.behind));

@@ -20,6 +20,7 @@ mod ranges;
 pub mod record;
 
 pub use backup::{Backup, BackupAct, CopyOperation, Kept, OperationTicket};
+use encoding::RANGES_MAX;
 pub use encoding::{CopyState, ENCODED_BYTES_MAX, decode_behind, encode_behind};
 pub use message::{Recent, ReplicaAnswer, ReplicaMessage};
 pub use primary::{Decided, DiskReply, DiskRequest, Primary, PrimaryAct};
@@ -67,8 +68,44 @@ impl Layout {
         to.insert(first.saturating_mul(each), end.saturating_mul(each).min(self.blocks));
     }
 
+    /// The extents in which blocks for which `data_from` answers a range lie: from a block on, the first range of blocks
+    /// that may hold other than zeros. All of the rest, when there are too many ranges.
+    pub fn extents_with_data(&self, data_from: impl Fn(u64) -> Option<(u64, u64)>) -> RangeSet {
+        let (mut extents, mut from) = (RangeSet::default(), 0);
+        while let Some((first, end)) = data_from(from).filter(|_| from < self.blocks) {
+            let end = if extents.len() < RANGES_MAX { end.max(first + 1) } else { self.blocks };
+            let touched = BlockRange { first, count: 1 };
+            let begin = self.extents_of(touched).next().map_or(0, |extent| extent.0);
+            extents.insert(begin, end.div_ceil(self.extent_blocks.max(1)).max(begin + 1));
+            from = end;
+        }
+        extents.below(self.extents())
+    }
+
     /// How many there are; their numbers begin with 0.
     pub fn extents(&self) -> u64 {
         self.blocks.div_ceil(self.extent_blocks.max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_with_data_are_found_and_what_cannot_be_told_apart_is_data() {
+        let layout = Layout { blocks: 1003, extent_blocks: 10, hot_extents: 4 };
+        let among = |data: &[(u64, u64)]| {
+            let data_from =
+                |from: u64| data.iter().find(|range| range.1 > from).map(|range| (range.0.max(from), range.1));
+            layout.extents_with_data(data_from).iter().collect::<Vec<_>>()
+        };
+        assert_eq!(among(&[]), []);
+        assert_eq!(among(&[(0, 1), (19, 21), (1002, 1003)]), [(0, 3), (100, 101)]);
+        assert_eq!(among(&[(0, 1003)]), [(0, 101)]);
+        let wide = Layout { blocks: 10 * RANGES_MAX as u64 * 30, ..layout };
+        let scattered = |from: u64| Some((from.next_multiple_of(20), from.next_multiple_of(20) + 1));
+        let found = wide.extents_with_data(scattered);
+        assert!(found.len() <= RANGES_MAX + 1 && found.iter().last() == Some((2 * RANGES_MAX as u64, wide.extents())));
     }
 }

@@ -135,6 +135,8 @@ struct Peer {
     welcome: Option<Welcome>,
     lease: Lease,
     catches_up: Option<CatchUp>,
+    /// Of a member that was all zeros when it was welcome: where the own copy was not.
+    lacks: Option<RangeSet>,
 }
 
 #[derive(Clone, Debug)]
@@ -300,7 +302,7 @@ impl<D: Clone> Primary<D> {
                 self.end(PrimaryAct::Over { epoch }, &mut acts);
                 return acts;
             }
-            ReplicaAnswer::Welcome(CopyState { mark, is_doubtful, recent, hot, behind }) => {
+            ReplicaAnswer::Welcome(CopyState { mark, is_doubtful, is_blank: _, recent, hot, behind }) => {
                 let recent = match recent {
                     Recent::Blocks(blocks) => blocks,
                     Recent::Extents(extents) => {
@@ -337,6 +339,13 @@ impl<D: Clone> Primary<D> {
         acts
     }
 
+    /// Said before its welcome is: it is blank, and the own copy has data nowhere but in these extents.
+    pub fn is_blank(&mut self, member: Replica, data: RangeSet) {
+        if let Some(peer) = self.peers.get_mut(&member).filter(|peer| peer.welcome.is_none()) {
+            peer.lacks = Some(data);
+        }
+    }
+
     // ---- members
 
     fn lose_link(&mut self, member: Replica, now_ms: u64) {
@@ -344,6 +353,7 @@ impl<D: Clone> Primary<D> {
         peer.is_up = false;
         peer.welcome = None;
         peer.catches_up = None;
+        peer.lacks = None;
         peer.away_since_ms.get_or_insert(now_ms);
         for operation in self.operations.values_mut() {
             operation.also.remove(&member);
@@ -412,6 +422,11 @@ impl<D: Clone> Primary<D> {
         self.record = record;
         for member in self.record.members.keys() {
             self.peers.entry(*member).or_insert_with(|| Peer { away_since_ms: Some(now_ms), ..Peer::default() });
+        }
+        // What is under way now may be on no copy yet.
+        for member in self.record.behind().filter(|member| !left.contains(member)) {
+            let hot = &self.hot;
+            self.behind.entry(member).or_insert_with(|| hot.keys().map(|extent| extent.0).collect());
         }
         for member in left {
             let missing = self.behind.entry(member).or_default();
@@ -710,7 +725,10 @@ impl<D: Clone> Primary<D> {
                 since.unwrap_or(0)
             }
             CopyVerdict::CopyAll => {
-                missing.insert(0, self.layout.extents());
+                match &peer.lacks {
+                    Some(data) => missing.extend(data),
+                    None => missing.insert(0, self.layout.extents()),
+                }
                 0
             }
             CopyVerdict::Current | CopyVerdict::Lagging | CopyVerdict::Refused(_) => return,

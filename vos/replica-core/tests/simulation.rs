@@ -319,7 +319,10 @@ impl World {
                         server.operations.push((due, ticket, what));
                     }
                 }
-                BackupAct::Answer(epoch, answer) => {
+                BackupAct::Answer(epoch, mut answer) => {
+                    if let ReplicaAnswer::Welcome(state) = &mut answer {
+                        state.is_blank = self.nodes[node].disk.seen.values().all(|cell| cell.value == 0);
+                    }
                     let delay = self.delay();
                     let due = self.now_ms + delay;
                     let links = self.links.iter_mut().filter(|link| link.0.1 == epoch && link.0.2 == node);
@@ -432,6 +435,16 @@ impl World {
                         self.do_all(member, todo);
                     }
                     Packet::Up(of, answer) if of == epoch => {
+                        if matches!(&answer, ReplicaAnswer::Welcome(state) if state.is_blank) {
+                            let disk = &self.nodes[primary].disk;
+                            let has = |block: &u64| disk.value(*block) != 0;
+                            let data_from = |from| (from..LAYOUT.blocks).find(has).map(|block| (block, block + 1));
+                            let data = LAYOUT.extents_with_data(data_from);
+                            self.with_primary(primary, |it| {
+                                it.is_blank(Replica(member as u8), data);
+                                Vec::new()
+                            });
+                        }
                         let acts = self.with_primary(primary, |it| it.answered(Replica(member as u8), answer, now_ms));
                         self.act_all(primary, acts);
                     }

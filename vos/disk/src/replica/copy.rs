@@ -15,8 +15,8 @@ use abi::Endpoint;
 use disk_core::{Access, Durability, Image, ImageFile, Volume};
 use parking_lot::Mutex;
 use replica_core::{
-    Backup, BackupAct, BlockRange, CopyOperation, Kept, Layout, OperationTicket, ReplicaAnswer, ReplicaMessage,
-    decode_behind,
+    Backup, BackupAct, BlockRange, CopyOperation, CopyState, Kept, Layout, OperationTicket, ReplicaAnswer,
+    ReplicaMessage, decode_behind,
 };
 use rustix::io::Errno;
 use vos_api::copy::{self as api, Outdated, Request as Ask, Welcomed};
@@ -241,7 +241,8 @@ impl CopyServer {
         let promised_ms = self.machine.promised_until_ms().saturating_sub(self.now_ms());
         let reply = match answer {
             ReplicaAnswer::Welcome(state) => {
-                let data = state.encode();
+                // Nothing is under way when it is welcomed.
+                let data = CopyState { is_blank: self.volume.data_from(0).is_none(), ..state }.encode();
                 let results = Welcomed { promised_ms, bytes: data.len() as u64 }.into();
                 Reply { status: 0, results, data }
             }

@@ -20,7 +20,7 @@ use libvos::{BlockingSession, Identity, PortConnect, SharedPort, Size};
 use parking_lot::Mutex;
 use replica_core::{
     BlockRange, CopyState, Decided, DiskReply, DiskRequest, ENCODED_BYTES_MAX, EXTENT_BLOCKS, Layout, Primary,
-    PrimaryAct, Replica, ReplicaMessage, ReplicaRecord, encode_behind,
+    PrimaryAct, RangeSet, Replica, ReplicaAnswer, ReplicaMessage, ReplicaRecord, encode_behind,
 };
 use rustix::io::Errno;
 use vos_api::copy::{Greet, MarkCopy};
@@ -250,6 +250,9 @@ impl MirroredDisk {
             match said {
                 LinkSaid::Answer(turn, answer) => {
                     if self.links.get(&member).is_some_and(|link| link.turn() == turn) {
+                        if matches!(&answer, ReplicaAnswer::Welcome(state) if state.is_blank) {
+                            self.machine.is_blank(member, self.extents_with_data());
+                        }
                         let acts = self.machine.answered(member, answer, now_ms);
                         self.act(acts);
                     }
@@ -300,6 +303,14 @@ impl MirroredDisk {
             let acts = self.machine.tick(now_ms);
             self.act(acts);
         }
+    }
+
+    fn extents_with_data(&self) -> RangeSet {
+        let data_from = |block: u64| {
+            let (first, end) = self.volume.data_from(block * BLOCK)?;
+            Some((first / BLOCK, end.div_ceil(BLOCK)))
+        };
+        Layout::of_disk(self.volume.bytes() / BLOCK).extents_with_data(data_from)
     }
 
     fn lose(&mut self, member: Replica, now: Instant) {
