@@ -20,6 +20,18 @@ pub const EDITS_MAX: usize = 3;
 /// Questions that a server has at the desk: they wait in the socket while there is no daemon.
 pub const QUESTIONS_MAX: usize = 16;
 
+/// Where the record of a replicated disk lies, of the disk in this position.
+pub fn disk_key(index: u32) -> String {
+    format!("{DISK_KEYS}{index}")
+}
+
+/// Of a disk whose record lies there; `None`: it is no such key.
+pub fn disk_of_key(key: &str) -> Option<u32> {
+    key.strip_prefix(DISK_KEYS)?.parse().ok()
+}
+
+const DISK_KEYS: &str = "disk.";
+
 /// What must hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Given {

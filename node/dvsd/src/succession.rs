@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use cluster::{Compare, Engine, EngineError, Lookup, Op, Outcome, Revision};
 use mgmt_api::{DiskCopies, DiskCopy, DiskCopyState, Instance, Placement, ServerKind, Why};
 use replica_core::{Replica, ReplicaRecord, ReplicaStanding};
+use vos_api::desk::disk_of_key;
 
 use crate::desks;
 use crate::placer;
@@ -40,9 +41,8 @@ fn sets(told: &dyn Lookup, dc: u32) -> Result<BTreeMap<usize, (ReplicaRecord, St
     let prefix = desks::disks_prefix(dc);
     let mut sets = BTreeMap::new();
     for entry in told.list(&prefix)?.entries {
-        let index = entry.key.strip_prefix(&prefix).and_then(|key| key.strip_prefix("disk.")?.parse::<usize>().ok());
-        let Some(index) = index else { continue };
-        sets.insert(index, (records::decode(&entry)?, entry.key, entry.modified));
+        let Some(index) = entry.key.strip_prefix(&prefix).and_then(disk_of_key) else { continue };
+        sets.insert(index as usize, (records::decode(&entry)?, entry.key, entry.modified));
     }
     Ok(sets)
 }

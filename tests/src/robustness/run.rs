@@ -245,6 +245,9 @@ impl Generation<'_> {
             node(1),
             "--ds-node",
             node(2),
+            // Its disk has a copy on another node every second time.
+            "--replicas",
+            if self.number.is_multiple_of(2) { "1" } else { "2" },
             "--start",
         ];
         let begin = Instant::now();

@@ -12,6 +12,7 @@ use abi::Endpoint;
 use abi::limits::COPIES_PER_DC;
 use disk_core::{Access, Image, ImageFile, Volume};
 use replica_core::Replica;
+use vos_api::desk::disk_key;
 use vos_rt::{Boot, ClientId, Failure, Hello, HelloReply, Kind, Request, Service, SpawnError, run};
 
 use crate::door::Door;
@@ -96,6 +97,6 @@ fn set_options(boot: &Boot) -> Result<Option<SetOptions>, Failure> {
     let own = boot.spawn.option_u64("own")?.ok_or(SpawnError::Missing("options.own"))?;
     let copies = boot.spawn.option_u64("copies")?.ok_or(SpawnError::Missing("options.copies"))?;
     let others = (0..COPIES_PER_DC as u8).filter(|number| copies >> number & 1 == 1 && u64::from(*number) != own);
-    let key = format!("disk.{}", boot.endpoint.number().saturating_sub(Endpoint::DISK.number()));
+    let key = disk_key(boot.endpoint.number().saturating_sub(Endpoint::DISK.number()));
     Ok(Some(SetOptions { set, own: Replica(u8::try_from(own)?), others: others.map(Replica).collect(), key }))
 }
