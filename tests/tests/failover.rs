@@ -47,6 +47,54 @@ fn node_of(cluster: &Cluster, server: &str) -> String {
 }
 
 #[test]
+fn servers_stand_where_people_want_them_and_programs_notice_a_pause() {
+    if !has_etcd() {
+        return;
+    }
+    let cluster = Cluster::up_with(3, &["--engine", "etcd"]);
+    let create =
+        ["dc", "create", "shop", "--nodes", "n1,n2,n3", "--disk", "64M", "--disk-node", "n1", "--replicas", "2"];
+    cluster.ok(&[&create[..], &["--ds-node", "n3", "--start"]].concat());
+    await_copies(&cluster, "n1", &["n2"]);
+    let run = ["run", "shop", "--node", "n3", "--", "python3", "-c", WRITER];
+    let writer = cluster.spawn(&run);
+    let places = || [node_of(&cluster, "fs"), node_of(&cluster, "disk-root")];
+    for (server, to, fs, disk) in [
+        ("fs", "n3", "n3", "n1"),
+        ("fs", "n1", "n1", "n1"),
+        ("disk-root", "n2", "n2", "n2"),
+        ("fs", "n3", "n3", "n2"),
+        ("disk-root", "n1", "n3", "n1"),
+    ] {
+        cluster.ok(&["server", "move", "shop", server, to]);
+        assert_eq!(places(), [fs, disk], "{server} to {to}");
+        cluster.ok(&["server", "move", "shop", server, to]);
+        cluster.sh("shop", "n2", "echo there > /dc/probe; cat /dc/probe");
+        await_copies(&cluster, disk, &[if disk == "n1" { "n2" } else { "n1" }]);
+    }
+    for (server, to, told) in [
+        ("disk-root", "n3", "no copy of it is on n3"),
+        ("ds", "n1", "lies on n3 alone"),
+        ("gate-n1", "n2", "one stands on each node"),
+        ("fs", "n9", "does not span node 'n9'"),
+        ("nope", "n1", "one of"),
+    ] {
+        let (status, said) = cluster.fails(&["server", "move", "shop", server, to]);
+        assert!(status == 1 && said.contains(told), "{server}: {said}");
+    }
+    let said = writer.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    let words: Vec<&str> = said.split_whitespace().collect();
+    let [_, "True", slowest] = words[..] else { panic!("{said}{}", cluster.logs()) };
+    println!("the slowest write took {slowest} ms");
+    cluster.ok(&["dc", "stop", "shop"]);
+    cluster.ok(&["server", "move", "shop", "disk-root", "n2"]);
+    cluster.ok(&["dc", "start", "shop"]);
+    assert_eq!(cluster.sh("shop", "n1", "cat /dc/probe").trim(), "there");
+    assert_eq!(places(), ["n3", "n2"]);
+}
+
+#[test]
 fn file_server_of_a_lost_node_goes_to_its_disk() {
     if !has_etcd() {
         return;

@@ -367,6 +367,14 @@ pub enum ServerState {
     Unknown,
 }
 
+/// A server that is to stand elsewhere.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ServerMoveRequest {
+    pub node: String,
+}
+
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ServerStatus {

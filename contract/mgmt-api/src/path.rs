@@ -80,6 +80,9 @@ pub const DC_STOP: &str = "/v1/dcs/{dc}/stop";
 pub const DC_PAUSE: &str = "/v1/dcs/{dc}/pause";
 /// POST: they go on where they stood; 200 with [`crate::Dc`]. Again: the same answer.
 pub const DC_UNPAUSE: &str = "/v1/dcs/{dc}/unpause";
+/// POST [`crate::ServerMoveRequest`]: a server of the container stands on another node; 200 with [`crate::Dc`] when it
+/// serves there. Again: the same answer. 409: it cannot, and why.
+pub const SERVER_MOVE: &str = "/v1/dcs/{dc}/servers/{server}/move";
 /// GET: list of [`crate::Process`] of all nodes, [`MISSING`] naming those that did not answer, and each [`NOTE`]; POST
 /// [`crate::RunRequest`]: [`crate::RunResponse`], or, with the header `Upgrade: dvs-stream`, 101 and then frames of
 /// [`crate::stream`]. `?session=N` asks for a session ([`crate::stream::session`]).

@@ -93,7 +93,7 @@ impl fmt::Display for Role {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case", tag = "kind")]
 pub enum Why {
-    /// The description names the node.
+    /// The description names the node, or people had it moved there.
     Asked,
     /// On the node of this server, on which it depends.
     Beside { server: String },

@@ -270,6 +270,8 @@ routes! {
         &[truth("force", "End its programs there, and take it out also when it does not answer.")], None
         => Answer::One("Dc");
         "A container does not span a node any more."
+    ServerMove "server-move": Post SERVER_MOVE OPERATOR, Changes, &[], Some("ServerMoveRequest") => Answer::One("Dc");
+        "A server of a container stands on another node; answered when it serves there."
     DcChannels "dc-channels": Get DC_CHANNELS VIEWER, Reads, &[], None => Answer::Many("ChannelInfo");
         "Channels of a container with an end on the node that answers."
     DcUsage "dc-usage": Get DC_USAGE VIEWER, Reads, &[], None => Answer::Many("NodeUsage");
@@ -382,7 +384,7 @@ mod tests {
             }
             DcCreate | DcChange | DcDelete | DcStart | DcStop | DcPause | DcUnpause | DcNodeAdd | DcNodeRemove
             | Run | Signal | Attach | Logs | Exec | Import | Export | PortAdd | PortRemove | ServiceAdd
-            | ServiceRemove | ServiceStart | ServiceStop | ServiceRestart | ServiceMove => {
+            | ServiceRemove | ServiceStart | ServiceStop | ServiceRestart | ServiceMove | ServerMove => {
                 [false, false, true, true, true, true]
             }
             Settings | NodeChange | NodeRemove | Authority | AuthorityRotate | Tokens | TokenCreate | TokenRemove

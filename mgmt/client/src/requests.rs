@@ -8,8 +8,8 @@ use mgmt_api::path::{self, fill};
 use mgmt_api::{
     AccessFile, AccessInfo, AccessRequest, ApplyPlan, ApplyRequest, AuthorityState, ChannelInfo, ClusterLevel, Dc,
     DcChange, DcNodeRequest, DcSpec, Examination, ExecRequest, Health, MoveRequest, Myself, NewToken, Node, NodeChange,
-    NodeUsage, PortInfo, PortSpec, Process, RunRequest, RunResponse, ServiceInfo, ServiceSpec, SignalRequest,
-    TokenInfo, TokenRequest, UpgradeState, Version,
+    NodeUsage, PortInfo, PortSpec, Process, RunRequest, RunResponse, ServerMoveRequest, ServiceInfo, ServiceSpec,
+    SignalRequest, TokenInfo, TokenRequest, UpgradeState, Version,
 };
 
 use crate::connection::{ACT_SECONDS, ASK_SECONDS, Noted};
@@ -322,6 +322,13 @@ impl Client {
     pub async fn restart_service(&self, dc: &str, service: &str) -> Result<ServiceInfo, Error> {
         let path = named(path::SERVICE_RESTART, &[("dc", dc), ("service", service)]);
         self.json(Method::POST, &path, NONE, ASK_SECONDS).await
+    }
+
+    /// Answers when it serves there.
+    pub async fn move_server(&self, dc: &str, server: &str, node: &str) -> Result<Dc, Error> {
+        let path = named(path::SERVER_MOVE, &[("dc", dc), ("server", server)]);
+        let request = ServerMoveRequest { node: node.to_owned() };
+        self.json(Method::POST, &path, Some(&request), ACT_SECONDS).await
     }
 
     pub async fn move_service(&self, dc: &str, service: &str, request: &MoveRequest) -> Result<ServiceInfo, Error> {

@@ -8,8 +8,8 @@ use client::{Contexts, Places, Wanted};
 
 use crate::commands::{
     access, apply, attach, audit, cluster, completion, context, cp, daemon, dc, dev, doctor, ds, events, exec, import,
-    info, inspect, internal, kill, logs, metrics, names, node, pause, port, ps, run, service, stats, stop, version,
-    wait,
+    info, inspect, internal, kill, logs, metrics, names, node, pause, port, ps, run, server, service, stats, stop,
+    version, wait,
 };
 use crate::output::Format;
 
@@ -157,6 +157,8 @@ pub enum Command {
     #[command(subcommand)]
     Dc(dc::Command),
     #[command(subcommand)]
+    Server(server::Command),
+    #[command(subcommand)]
     Service(service::Command),
     #[command(subcommand)]
     Port(port::Command),
@@ -184,8 +186,6 @@ pub enum Command {
     // Processes of the machinery: `dvs internal --help` describes them, nobody types them.
     #[command(subcommand)]
     Internal(internal::Command),
-    #[command(hide = true)]
-    Server(internal::Server),
     #[command(subcommand, hide = true)]
     Gate(internal::Gate),
     #[command(hide = true)]

@@ -16,6 +16,7 @@ use replica_core::{Replica, ReplicaRecord, ReplicaStanding};
 use vos_api::desk::disk_of_key;
 
 use crate::desks;
+use crate::kinds::COPY;
 use crate::placer;
 use crate::records::{self, DcRecord, Desired};
 
@@ -37,7 +38,9 @@ struct Succession {
 
 /// What is kept under the number of a container about its disks: by position, the record, its key, and since when it is
 /// so.
-fn sets(told: &dyn Lookup, dc: u32) -> Result<BTreeMap<usize, (ReplicaRecord, String, Revision)>, EngineError> {
+type Sets = BTreeMap<usize, (ReplicaRecord, String, Revision)>;
+
+fn sets(told: &dyn Lookup, dc: u32) -> Result<Sets, EngineError> {
     let prefix = desks::disks_prefix(dc);
     let mut sets = BTreeMap::new();
     for entry in told.list(&prefix)?.entries {
@@ -79,6 +82,17 @@ pub fn follow(
     let known = sets(told, record.id)?;
     let sets = known.iter().map(|(index, (set, ..))| (*index, set.clone())).collect();
     let Some(next) = succeed(record, &sets, sight) else { return Ok(()) };
+    // If it changed meanwhile, news come.
+    write(engine, (record, modified), known, next).map(drop)
+}
+
+/// `None`: something of it changed meanwhile.
+fn write(
+    engine: &dyn Engine,
+    (record, modified): (&DcRecord, Revision),
+    known: Sets,
+    next: Succession,
+) -> Result<Option<DcRecord>, EngineError> {
     let key = records::dc_key(&record.spec.name);
     let mut compares = vec![Compare::Modified { key: key.clone(), at: modified }];
     let changed = DcRecord { placement: next.placement, generation: record.generation + 1, ..record.clone() };
@@ -88,11 +102,100 @@ pub fn follow(
         ops.extend(next.sets.get(&index).map(|set| Op::put(key, records::encode(set))));
     }
     match engine.transact(&compares, &ops)? {
-        Outcome::Done(_) => tracing::info!(dc = record.spec.name, "servers stand elsewhere"),
-        // It changed meanwhile: news come.
-        Outcome::Conflict(_) => (),
+        Outcome::Done(_) => {
+            tracing::info!(dc = record.spec.name, "servers stand elsewhere");
+            Ok(Some(changed))
+        }
+        Outcome::Conflict(_) => Ok(None),
     }
-    Ok(())
+}
+
+/// What became of a server that people want elsewhere.
+pub enum Asked {
+    /// The record that says so.
+    Moves(Box<DcRecord>),
+    StandsThere,
+    Refused(Immovable),
+    /// The record, or one of a disk, changed meanwhile: to be asked again.
+    Changed,
+}
+
+/// Why a server does not stand elsewhere.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Immovable {
+    Unknown {
+        known: Vec<String>,
+    },
+    EachNode,
+    /// It has nothing anywhere else.
+    DataThere {
+        node: String,
+    },
+    NoCopy {
+        nodes: Vec<String>,
+    },
+    /// The copy there misses something.
+    Behind,
+}
+
+/// Has a server stand on a node, which is one of the container's.
+pub fn ask(
+    engine: &dyn Engine,
+    (record, modified): (&DcRecord, Revision),
+    server: &str,
+    node: &str,
+) -> Result<Asked, EngineError> {
+    let known = sets(engine, record.id)?;
+    let sets = known.iter().map(|(index, (set, ..))| (*index, set.clone())).collect();
+    let next = match moved(record, &sets, server, node) {
+        Ok(next) if next.placement == record.placement => return Ok(Asked::StandsThere),
+        Ok(next) => next,
+        Err(why) => return Ok(Asked::Refused(why)),
+    };
+    let written = write(engine, (record, modified), known, next)?;
+    Ok(written.map_or(Asked::Changed, |record| Asked::Moves(Box::new(record))))
+}
+
+fn moved(
+    record: &DcRecord,
+    sets: &BTreeMap<usize, ReplicaRecord>,
+    server: &str,
+    node: &str,
+) -> Result<Succession, Immovable> {
+    let mut next = Succession { placement: record.placement.clone(), sets: BTreeMap::new() };
+    let instances = &record.placement.instances;
+    let Some(one) = instances.iter().find(|one| one.name == server) else {
+        return Err(Immovable::Unknown { known: instances.iter().map(|one| one.name.clone()).collect() });
+    };
+    if one.why == Why::EachNode || one.kind == ServerKind::new(COPY) {
+        return Err(Immovable::EachNode);
+    }
+    if one.node == node {
+        return Ok(next);
+    }
+    let data_there = || Immovable::DataThere { node: one.node.clone() };
+    if one.kind == ServerKind::DISK {
+        let set = sets.get(&one.index).ok_or_else(data_there)?;
+        let copies: Vec<&Instance> = placer::copies_of(instances, one).collect();
+        let nodes = || copies.iter().map(|copy| copy.node.clone()).collect();
+        let copy = copies.iter().find(|copy| copy.node == node).ok_or_else(|| Immovable::NoCopy { nodes: nodes() })?;
+        let copy = u8::try_from(copy.index).map(Replica).map_err(|_| Immovable::Behind)?;
+        next.sets.insert(one.index, set.succeeded_by(copy).ok_or(Immovable::Behind)?);
+        next.stand(one, node, &Why::Asked);
+        let goes_with = |server: &&Instance| {
+            server.kind == ServerKind::FS && server.node == one.node && server.why != Why::Asked && one.index == 0
+        };
+        if let Some(server) = instances.iter().find(goes_with) {
+            next.stand(server, node, &Why::Beside { server: one.name.clone() });
+        }
+        return Ok(next);
+    }
+    if one.kind != ServerKind::FS {
+        return Err(data_there());
+    }
+    let disk = record.placement.first(&ServerKind::DISK).filter(|disk| disk.node == node);
+    next.stand(one, node, &disk.map_or(Why::Asked, |disk| Why::Beside { server: disk.name.clone() }));
+    Ok(next)
 }
 
 /// `None`: all stays as it is, or nobody is there who could succeed.
@@ -232,6 +335,37 @@ mod tests {
         assert_eq!((stands(&moved, &ServerKind::DISK), stands(&moved, &ServerKind::FS)), (("n2", 2), ("n3", 1)));
         let moved = next(&record, set(), &["n3"]).unwrap();
         assert_eq!((stands(&moved, &ServerKind::DISK), stands(&moved, &ServerKind::FS)), (("n1", 1), ("n1", 2)));
+    }
+
+    #[test]
+    fn people_move_what_can_stand_elsewhere() {
+        let record = record(json!([]));
+        let sets = |set| BTreeMap::from([(0, set)]);
+        let both = sets(set());
+        let moved = |server: &str, node: &str| moved(&record, &both, server, node);
+        let away = moved("fs", "n3").unwrap();
+        assert_eq!((stands(&away, &ServerKind::FS), stands(&away, &ServerKind::DISK)), (("n3", 2), ("n1", 1)));
+        assert_eq!(away.placement.first(&ServerKind::FS).unwrap().why, Why::Asked);
+        let disk = moved("disk-root", "n2").unwrap();
+        assert_eq!((stands(&disk, &ServerKind::DISK), stands(&disk, &ServerKind::FS)), (("n2", 2), ("n2", 2)));
+        assert_eq!(disk.sets[&0], set().succeeded_by(Replica(1)).unwrap());
+        assert_eq!(moved("fs", "n1").unwrap().placement, record.placement, "it stands there");
+        let back = DcRecord { placement: away.placement, ..record.clone() };
+        let back = super::moved(&back, &both, "fs", "n1").unwrap();
+        let beside = Why::Beside { server: "disk-root".to_owned() };
+        assert_eq!(back.placement.first(&ServerKind::FS).unwrap().why, beside);
+        let refused = |server, node| moved(server, node).unwrap_err();
+        assert_eq!(refused("disk-root", "n3"), Immovable::NoCopy { nodes: vec!["n1".to_owned(), "n2".to_owned()] });
+        assert!(matches!(refused("nope", "n2"), Immovable::Unknown { known } if known.contains(&"fs".to_owned())));
+        let ds = record.placement.first(&ServerKind::DS).unwrap().node.clone();
+        let elsewhere = if ds == "n3" { "n2" } else { "n3" };
+        assert_eq!(refused("ds", elsewhere), Immovable::DataThere { node: ds });
+        let each = record.placement.instances.iter().filter(|one| one.why == Why::EachNode);
+        assert!(each.into_iter().all(|one| refused(&one.name, "n2") == Immovable::EachNode));
+        let alone = sets(set().without(&[Replica(1)]));
+        assert_eq!(super::moved(&record, &alone, "disk-root", "n2"), Err(Immovable::Behind));
+        let plain = super::moved(&record, &BTreeMap::new(), "disk-root", "n2");
+        assert_eq!(plain, Err(Immovable::DataThere { node: "n1".to_owned() }));
     }
 
     #[test]

@@ -192,6 +192,19 @@ pub const TABLE: &[Row] = &[
             (&["--file", "/no/such/file", "shop"], 1, "/no/such/file"),
         ],
     ),
+    row(
+        "server move",
+        &["shop", "fs", "n1"],
+        Daemon(Operator),
+        Refused,
+        Succeeds,
+        &[
+            (&["nope", "fs", "n1"], 1, "nope"),
+            (&["shop", "x", "n1"], 1, "no server 'x'"),
+            (&["shop", "fs", "n9"], 1, "n9"),
+            (&["shop", "fs"], 2, "<NODE>"),
+        ],
+    ),
     row("service ls", &["shop"], Daemon(Viewer), Answers, Succeeds, &[(&["nope"], 1, "nope")]),
     row(
         "service start",

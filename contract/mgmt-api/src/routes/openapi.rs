@@ -28,7 +28,7 @@ fn schemas() -> Map<String, Value> {
         AccessFile AccessInfo AccessRequest AuditEntry AuthorityState ChannelInfo ClusterLevel Dc DcChange
         ApplyPlan ApplyRequest DcNodeRequest DcSpec ErrorBody EventInfo Examination NodeUsage
         ExecRequest Health LogPiece JoinAnswer JoinRequest Myself NewToken Node NodeChange MoveRequest NodeFacts Process RunRequest
-        PortInfo PortSpec RunResponse ServiceInfo ServiceSpec SignalRequest TokenInfo TokenRequest UpgradeState Version
+        PortInfo PortSpec RunResponse ServerMoveRequest ServiceInfo ServiceSpec SignalRequest TokenInfo TokenRequest UpgradeState Version
     }
     generator.take_definitions(true)
 }

@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 
 use super::import::{pack, unpack};
 use super::{Outcome, ds, man, retire};
@@ -68,13 +68,6 @@ pub enum Command {
     Retire(retire::Options),
 }
 
-/// A server of the virtual operating system (started by the daemon)
-#[derive(Args, Debug)]
-pub struct Server {
-    /// disk, copy, fs, ds or cs.
-    kind: String,
-}
-
 /// Gates between the virtual operating system and Linux (started by the daemon)
 #[derive(Subcommand, Debug)]
 pub enum Gate {
@@ -100,10 +93,14 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
     }
 }
 
-pub fn serve(server: &Server) -> Outcome {
-    match machinery::SERVERS.iter().find(|(kind, _)| *kind == server.kind) {
+/// A server of the virtual operating system, by its kind: disk, copy, fs, ds or cs. Started by the daemon.
+pub fn serve(words: &[String]) -> Outcome {
+    let (kind, rest) = words.split_first().map_or(("", words), |(kind, rest)| (kind.as_str(), rest));
+    match machinery::SERVERS.iter().find(|(known, _)| rest.is_empty() && *known == kind) {
         Some((_, main)) => Ok(main()),
-        None => Err(Failure::usage(format!("this binary has no server '{}'", server.kind)).hint("dvs internal --help")),
+        None => {
+            Err(Failure::usage(format!("there is no command 'server {}'", words.join(" "))).hint("dvs server --help"))
+        }
     }
 }
 
@@ -209,13 +206,16 @@ mod tests {
 
     use super::*;
     use crate::cli::{Cli, Command};
+    use crate::commands::server;
 
     #[test]
     fn every_kind_that_the_daemon_starts_is_in_this_binary() {
         for arguments in dvsd::server_arguments() {
             let cli = Cli::try_parse_from([&["dvs"], arguments].concat()).unwrap();
             let is_there = match cli.command {
-                Command::Server(server) => machinery::SERVERS.iter().any(|(kind, _)| *kind == server.kind),
+                Command::Server(server::Command::Process(words)) => {
+                    machinery::SERVERS.iter().any(|(kind, _)| words == &[*kind])
+                }
                 Command::Gate(_) => true,
                 _ => false,
             };

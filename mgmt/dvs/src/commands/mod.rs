@@ -32,6 +32,7 @@ pub mod port;
 pub mod ps;
 pub mod retire;
 pub mod run;
+pub mod server;
 pub mod service;
 pub mod session;
 pub mod stats;
@@ -80,6 +81,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Plan(options) => apply::execute_plan(global, &options),
         Command::Apply(options) => apply::execute_apply(global, &options),
         Command::Dc(command) => dc::execute(global, command),
+        Command::Server(command) => server::execute(global, &command),
         Command::Service(command) => service::execute(global, command),
         Command::Port(command) => port::execute(global, command),
         Command::Ds(command) => ds::execute(global, command),
@@ -96,7 +98,6 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Completion(options) => completion::execute(&options),
         Command::Daemon(options) => daemon::execute(options),
         Command::Internal(command) => internal::execute(global, command),
-        Command::Server(server) => internal::serve(&server),
         Command::Gate(gate) => Ok(internal::gate(gate)),
         Command::Proxy => Ok(internal::proxy()),
         Command::Shelf => Ok(internal::shelf()),

@@ -11,7 +11,7 @@ use mgmt_api::routes::{Operation, ROUTES};
 use super::failure::{Failure, failure};
 use super::{
     Api, BODY_BYTES_MAX, access, backup, changes, dcs, events, examination, gate, health, joining, nodes, plans, ports,
-    processes, requests, services, settings, spans, upgrade, usage,
+    processes, requests, servers, services, settings, spans, upgrade, usage,
 };
 
 fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
@@ -67,6 +67,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
         Operation::ServiceStart => post(services::start),
         Operation::ServiceStop => post(services::stop),
         Operation::ServiceRestart => post(services::restart),
+        Operation::ServerMove => post(servers::move_to),
         Operation::ServiceMove => post(services::move_away),
         Operation::Ports => get(ports::list),
         Operation::PortAdd => post(ports::add),

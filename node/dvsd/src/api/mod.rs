@@ -33,6 +33,7 @@ pub use requests::Requests;
 #[cfg(test)]
 mod scale;
 pub mod serve;
+mod servers;
 mod services;
 mod settings;
 mod spans;

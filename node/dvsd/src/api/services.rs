@@ -153,7 +153,7 @@ pub async fn remove(
 }
 
 /// What would not begin there stays where it is, and is not ended first.
-fn demand_ready(context: &Context, dc: &DcView, node: &String) -> Result<(), Failure> {
+pub fn demand_ready(context: &Context, dc: &DcView, node: &String) -> Result<(), Failure> {
     let (name, nodes) = (&dc.record.spec.name, &dc.record.spec.nodes);
     if !nodes.contains(node) {
         let what = format!("container '{name}' does not span node '{node}'");

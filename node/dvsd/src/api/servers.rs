@@ -1,0 +1,96 @@
+//! Servers that people have stand elsewhere.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use mgmt_api::{Dc, DcPhase, ErrorBody, ErrorKind, ServerMoveRequest, ServerState};
+
+use super::dcs::{Progress, wait_until};
+use super::failure::{Failure, failure, no_such_dc};
+use super::services::demand_ready;
+use super::spans::{contended, demand_lasting};
+use super::{Api, blocking, parse, read_body};
+use crate::records::{self, DcView, Desired};
+use crate::succession::{self, Asked, Immovable};
+
+/// Opening a large volume takes its time.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Others may be faster this often; each time one of them has got on.
+const ATTEMPTS: usize = 100;
+
+pub async fn move_to(
+    State(api): State<Arc<Api>>,
+    Path((dc, server)): Path<(String, String)>,
+    body: Body,
+) -> Result<Json<Dc>, Failure> {
+    let ServerMoveRequest { node } = parse(&read_body(body).await?)?;
+    let (also, name, of, to) = (Arc::clone(&api), dc.clone(), server.clone(), node.clone());
+    let wished = blocking(move || ask(&also, &name, &of, &to)).await?;
+    if wished.record.desired != Desired::Running {
+        return Ok(Json(api.describe(&wished)));
+    }
+    let generation = wished.record.generation;
+    let serves = |view: &DcView, alive: &BTreeSet<String>| serves(view, alive, generation, &server, &node);
+    let view = wait_until(&api, &wished, LIMIT, serves).await?.ok_or_else(|| no_such_dc(&dc))?;
+    Ok(Json(api.describe(&view)))
+}
+
+/// The container as it is to be.
+fn ask(api: &Api, dc: &str, server: &str, node: &String) -> Result<DcView, Failure> {
+    let engine = &*api.context.engine;
+    for _ in 0..ATTEMPTS {
+        let mut view = records::dc_view(engine, dc)?.ok_or_else(|| no_such_dc(dc))?;
+        demand_lasting(&view.record)?;
+        demand_ready(&api.context, &view, node)?;
+        match succession::ask(engine, (&view.record, view.modified), server, node)? {
+            Asked::Moves(record) => {
+                view.record = *record;
+                return Ok(view);
+            }
+            Asked::StandsThere => return Ok(view),
+            Asked::Refused(why) => return Err(refusal(dc, server, node, why)),
+            Asked::Changed => (),
+        }
+    }
+    Err(contended())
+}
+
+fn refusal(dc: &str, server: &str, node: &str, why: Immovable) -> Failure {
+    let what = format!("server '{server}' of container '{dc}' does not move");
+    let (because, hint) = match why {
+        Immovable::Unknown { known } => {
+            let what = format!("container '{dc}' has no server '{server}'");
+            return failure(ErrorKind::NotFound, what, format!("one of {}", known.join(", ")));
+        }
+        Immovable::EachNode => ("one stands on each node".to_owned(), "dvs dc remove-node".to_owned()),
+        Immovable::DataThere { node } => (
+            format!("what it keeps lies on {node} alone"),
+            format!("dvs dc backup {dc}, and dvs dc restore where it is to be"),
+        ),
+        Immovable::NoCopy { nodes } => (format!("no copy of it is on {node}"), format!("one of {}", nodes.join(", "))),
+        Immovable::Behind => {
+            ("its copy there does not have everything".to_owned(), format!("wait: dvs dc inspect {dc}"))
+        }
+    };
+    ErrorBody::new(ErrorKind::Conflict, what).because(because).hint(hint).into()
+}
+
+/// Whether all nodes that are there have followed, and it serves there.
+fn serves(view: &DcView, alive: &BTreeSet<String>, generation: u64, server: &str, node: &str) -> Progress {
+    let there = view.record.spec.nodes.iter().filter(|node| alive.contains(*node));
+    for other in there {
+        let share = view.shares.get(other).filter(|share| share.generation >= generation);
+        if share.is_none_or(|share| share.share.phase == DcPhase::Starting) {
+            return Progress::Waiting(format!("node {other} follows"));
+        }
+    }
+    let servers = view.shares.get(node).into_iter().flat_map(|share| &share.share.servers);
+    match servers.into_iter().find(|one| one.name == server) {
+        Some(one) if one.state == ServerState::Running => Progress::Done,
+        _ => Progress::Waiting(format!("it does not serve on {node} yet")),
+    }
+}
