@@ -75,7 +75,7 @@ fn servers_stand_where_people_want_them_and_programs_notice_a_pause() {
     for (server, to, told) in [
         ("disk-root", "n3", "no copy of it is on n3"),
         ("ds", "n1", "lies on n3 alone"),
-        ("gate-n1", "n2", "one stands on each node"),
+        ("gate", "n2", "one stands on each node"),
         ("fs", "n9", "does not span node 'n9'"),
         ("nope", "n1", "one of"),
     ] {
@@ -112,7 +112,8 @@ fn file_server_of_a_lost_node_goes_to_its_disk() {
     assert_eq!((node_of(&cluster, "fs"), node_of(&cluster, "disk-root")), ("n2".to_owned(), "n2".to_owned()));
     cluster.ok(&["dev", "restart", "n1"]);
     eventually("the first node is back, and reads what was written", SOON, || {
-        (cluster.sh("shop", "n1", "cat /dc/before") == "kept\nmore\n").then_some(())
+        let read = cluster.output(&["run", "shop", "--node", "n1", "--", "cat", "/dc/before"]);
+        (read.stdout == b"kept\nmore\n").then_some(())
     });
     assert_eq!(node_of(&cluster, "fs"), "n2", "it stays where it is");
 }

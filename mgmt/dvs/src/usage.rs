@@ -196,7 +196,6 @@ mod tests {
         for typed in ["keepr", "proxyy", "shel", "intern"] {
             assert_eq!(refused(&format!("dvs {typed}")).hint.unwrap(), "dvs --help", "{typed}");
         }
-        assert_eq!(refused("dvs serve").hint.unwrap(), "dvs events or dvs service", "and not dvs server");
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! were told the epoch of the placement. And it answers nobody any more when its successor does: a primary reads under
 //! leases of its copies, a file server under a hold of its disk.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cluster::{Compare, Engine, EngineError, Lookup, Op, Outcome, Revision};
 use mgmt_api::{DiskCopies, DiskCopy, DiskCopyState, Instance, Placement, ServerKind, Why};
@@ -165,7 +165,8 @@ fn moved(
     let mut next = Succession { placement: record.placement.clone(), sets: BTreeMap::new() };
     let instances = &record.placement.instances;
     let Some(one) = instances.iter().find(|one| one.name == server) else {
-        return Err(Immovable::Unknown { known: instances.iter().map(|one| one.name.clone()).collect() });
+        let known: BTreeSet<&String> = instances.iter().map(|one| &one.name).collect();
+        return Err(Immovable::Unknown { known: known.into_iter().cloned().collect() });
     };
     if one.why == Why::EachNode || one.kind == ServerKind::new(COPY) {
         return Err(Immovable::EachNode);
