@@ -11,7 +11,7 @@ use std::sync::mpsc::channel;
 
 use abi::Endpoint;
 use common::{Client, create_data};
-use disk::{Disk, Door, KeptFence};
+use disk::{Disk, Entrance, KeptFence};
 use disk_core::{Access, Image, ImageFile, Volume};
 use fs::FsService;
 use fs_core::{Depth, Fs, Options};
@@ -49,7 +49,7 @@ impl Files {
             let image = Image { file: image, bytes: None, access: Access::ReadWrite };
             let volume = Volume::new(ImageFile::open(image).expect("an image"));
             let fence = KeptFence::open(fence).expect("a fence");
-            Disk::new(volume, Door::of_owner(Endpoint::FS, fence), 1).expect("threads")
+            Disk::new(volume, Entrance::of_owner(Endpoint::FS, fence), 1).expect("threads")
         })
     }
 }

@@ -14,14 +14,14 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
-mod door;
+mod entrance;
 mod fence;
 mod replica;
 mod rings;
 mod server;
 mod service;
 
-pub use door::Door;
+pub use entrance::Entrance;
 pub use fence::KeptFence;
 pub use replica::copy::main_from_spawn as copy_main_from_spawn;
 pub use server::main_from_spawn;

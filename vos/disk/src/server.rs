@@ -15,7 +15,7 @@ use replica_core::Replica;
 use vos_api::desk::disk_key;
 use vos_rt::{Boot, ClientId, Failure, Hello, HelloReply, Kind, Request, Service, SpawnError, run};
 
-use crate::door::Door;
+use crate::entrance::Entrance;
 use crate::fence::KeptFence;
 use crate::replica::primary::{MirroredDisk, SetOptions};
 use crate::service::Disk;
@@ -84,10 +84,10 @@ fn open(boot: &mut Boot) -> Result<AnyDisk, Failure> {
     tracing::info!(bytes = volume.bytes(), access = ?volume.access(), "volume opened");
     let fence = boot.spawn.take_fd("fence").map(KeptFence::open).transpose()?.unwrap_or_default();
     let owner = boot.spawn.option_as("owner", Endpoint::from_u64)?;
-    let door = owner.map_or_else(Door::open, |owner| Door::of_owner(owner, fence));
-    let Some(set) = set else { return Ok(AnyDisk::Plain(Disk::new(volume, door, boot.spawn.epoch)?)) };
+    let entrance = owner.map_or_else(Entrance::open, |owner| Entrance::of_owner(owner, fence));
+    let Some(set) = set else { return Ok(AnyDisk::Plain(Disk::new(volume, entrance, boot.spawn.epoch)?)) };
     let desk = boot.spawn.take_fd("desk").ok_or(SpawnError::Missing("fds.desk"))?;
-    let disk = MirroredDisk::open(volume, door, &set, desk, &boot.port, boot.spawn.epoch, &boot.handle)?;
+    let disk = MirroredDisk::open(volume, entrance, &set, desk, &boot.port, boot.spawn.epoch, &boot.handle)?;
     Ok(AnyDisk::Mirrored(Box::new(disk)))
 }
 

@@ -22,7 +22,7 @@ use vos_api::disk::{BLOCK_BYTES, Held, READ_ONLY, Read, Request as Ask, SPANS_MA
 use vos_rt::{ClientId, Hello, HelloReply, PoolError, Request, Service, WorkerPool};
 use zerocopy::FromBytes;
 
-use crate::door::Door;
+use crate::entrance::Entrance;
 use crate::rings::Ticket;
 
 /// Threads that wait for the medium: as many transfers as a queue of a common disk takes without growing latency.
@@ -42,7 +42,7 @@ const WRITE_PAUSE: Duration = Duration::from_millis(200);
 pub struct Disk {
     volume: Arc<Volume>,
     flusher: Arc<Flusher>,
-    door: Door,
+    entrance: Entrance,
     pool: WorkerPool,
     epoch: u64,
     /// Until then writes go to the pool.
@@ -50,9 +50,9 @@ pub struct Disk {
 }
 
 impl Disk {
-    pub fn new(volume: Volume, door: Door, epoch: u64) -> Result<Disk, PoolError> {
+    pub fn new(volume: Volume, entrance: Entrance, epoch: u64) -> Result<Disk, PoolError> {
         let pool = WorkerPool::new("disk", WORKERS)?;
-        Ok(Disk { volume: Arc::new(volume), flusher: Arc::default(), door, pool, epoch, slow_until: None })
+        Ok(Disk { volume: Arc::new(volume), flusher: Arc::default(), entrance, pool, epoch, slow_until: None })
     }
 
     /// Finishes what was taken and brings everything to the medium.
@@ -123,11 +123,11 @@ impl Disk {
 
 impl Service for Disk {
     fn opened(&mut self, client: ClientId, from: Endpoint, hello: &Hello) -> HelloReply {
-        self.door.opened(client, from, hello)
+        self.entrance.opened(client, from, hello)
     }
 
     fn submit(&mut self, request: Request) {
-        let Some((request, ticket, asked)) = self.door.enter(request) else { return };
+        let Some((request, ticket, asked)) = self.entrance.enter(request) else { return };
         match asked {
             Ask::Info(_) => self.info(request),
             Ask::Read(read) => self.read(request, ticket, read),
@@ -141,14 +141,14 @@ impl Service for Disk {
             }
             Ask::Flush(_) => self.flush(request),
             Ask::Hold(_) => {
-                self.door.promise();
+                self.entrance.promise();
                 request.reply(Held { for_ms: TERM_MS }, 0);
             }
         }
     }
 
     fn closed(&mut self, client: ClientId) {
-        self.door.closed(client);
+        self.entrance.closed(client);
     }
 }
 

@@ -3,8 +3,9 @@
 //! Spawn record: options `disk` (endpoint number of the volume) and `disk_epoch` (of its placement), `cache_bytes`
 //! (clean data kept in memory), `lost` (seats of lost nodes, a bit each, whose gates need not be waited for).
 //!
-//! Nothing is answered while the volume is not held (`hold.rs`). The loop only hands over: workers execute. What never waits (events, releases, cancellations) the loop does itself.
-//! Checkpoints and everything that depends on time are jobs of the same workers, started by the loop's tick.
+//! Nothing is answered while the volume is not held (`hold.rs`). The loop only hands over: workers execute. What never
+//! waits (events, releases, cancellations) the loop does itself. Checkpoints and everything that depends on time are
+//! jobs of the same workers, started by the loop's tick.
 
 use std::collections::HashMap;
 use std::process::ExitCode;

@@ -68,8 +68,8 @@ impl Layout {
         to.insert(first.saturating_mul(each), end.saturating_mul(each).min(self.blocks));
     }
 
-    /// The extents in which blocks for which `data_from` answers a range lie: from a block on, the first range of blocks
-    /// that may hold other than zeros. All of the rest, when there are too many ranges.
+    /// The extents in which blocks for which `data_from` answers a range lie: from a block on, the first range of
+    /// blocks that may hold other than zeros. All of the rest, when there are too many ranges.
     pub fn extents_with_data(&self, data_from: impl Fn(u64) -> Option<(u64, u64)>) -> RangeSet {
         let (mut extents, mut from) = (RangeSet::default(), 0);
         while let Some((first, end)) = data_from(from).filter(|_| from < self.blocks) {

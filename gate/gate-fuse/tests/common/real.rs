@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use abi::{Endpoint, Epoch};
 use broker::ServerIdentity;
-use disk::{Disk, Door, KeptFence};
+use disk::{Disk, Entrance, KeptFence};
 use disk_core::{Access, Image, Volume};
 use fs::FsService;
 use fs_core::device::{BlockDevice, DeviceError};
@@ -140,7 +140,7 @@ fn serve_disk(world: &testkit::World, image: &Arc<ImageFile>, reads: &Arc<Atomic
     world.serve(Endpoint::DISK, move |_| {
         let image = Image { file, bytes: None, access: Access::ReadWrite };
         let volume = Volume::new(disk_core::ImageFile::open(image).expect("an image"));
-        let disk = Disk::new(volume, Door::of_owner(Endpoint::FS, KeptFence::default()), 1).expect("threads");
+        let disk = Disk::new(volume, Entrance::of_owner(Endpoint::FS, KeptFence::default()), 1).expect("threads");
         ReadersDisk { disk, reads }
     })
 }

@@ -214,7 +214,7 @@ mod tests {
             let cli = Cli::try_parse_from([&["dvs"], arguments].concat()).unwrap();
             let is_there = match cli.command {
                 Command::Server(server::Command::Process(words)) => {
-                    machinery::SERVERS.iter().any(|(kind, _)| words == &[*kind])
+                    machinery::SERVERS.iter().any(|(kind, _)| *words == [*kind])
                 }
                 Command::Gate(_) => true,
                 _ => false,

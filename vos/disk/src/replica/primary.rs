@@ -31,7 +31,7 @@ use zerocopy::FromBytes;
 
 use super::link::{Content, Link, LinkInbox, LinkSaid};
 use super::{PoolResults, endpoint_of};
-use crate::door::Door;
+use crate::entrance::Entrance;
 use crate::rings::Ticket;
 use crate::service::Arena;
 
@@ -84,7 +84,7 @@ pub struct MirroredDisk {
     desk: RecordDesk,
     volume: Arc<Volume>,
     pool: WorkerPool,
-    door: Door,
+    entrance: Entrance,
     open: HashMap<u64, Open>,
     /// Which request a piece is of.
     pieces: HashMap<u64, u64>,
@@ -126,7 +126,7 @@ impl MirroredDisk {
     /// Becomes primary. `image`: of the own copy, for reading.
     pub fn open(
         volume: Volume,
-        door: Door,
+        entrance: Entrance,
         options: &SetOptions,
         desk: OwnedFd,
         port: &SharedPort,
@@ -154,7 +154,7 @@ impl MirroredDisk {
             desk,
             volume: Arc::new(volume),
             pool: WorkerPool::new("disk", WORKERS)?,
-            door,
+            entrance,
             open: HashMap::new(),
             pieces: HashMap::new(),
             next_number: 1,
@@ -200,7 +200,7 @@ impl MirroredDisk {
                 PrimaryAct::Read { id, range } => self.read_piece(id, range),
                 PrimaryAct::Reply { id, reply: DiskReply::Written | DiskReply::Flushed } => self.done(id, Ok(())),
                 PrimaryAct::Reply { id, reply: DiskReply::Held { for_ms } } => {
-                    self.door.promise();
+                    self.entrance.promise();
                     if let Some(open) = self.pieces.get(&id).and_then(|of| self.open.get_mut(of)) {
                         open.results = Held { for_ms }.into();
                     }
@@ -522,11 +522,11 @@ impl MirroredDisk {
 
 impl Service for MirroredDisk {
     fn opened(&mut self, client: ClientId, from: Endpoint, hello: &Hello) -> HelloReply {
-        self.door.opened(client, from, hello)
+        self.entrance.opened(client, from, hello)
     }
 
     fn submit(&mut self, request: Request) {
-        let Some((request, ticket, asked)) = self.door.enter(request) else { return };
+        let Some((request, ticket, asked)) = self.entrance.enter(request) else { return };
         let range = match &asked {
             Ask::Read(it) => (it.offset, it.bytes),
             Ask::Write(it) => (it.offset, request.out_bytes().into()),
@@ -577,7 +577,7 @@ impl Service for MirroredDisk {
     }
 
     fn closed(&mut self, client: ClientId) {
-        self.door.closed(client);
+        self.entrance.closed(client);
     }
 
     fn deadline(&self) -> Option<Instant> {

@@ -16,7 +16,7 @@ use vos_rt::{ClientId, Hello, HelloReply, Request};
 use crate::fence::KeptFence;
 use crate::rings::{Rings, Ticket};
 
-pub struct Door {
+pub struct Entrance {
     rings: Arc<Rings>,
     /// Who may change the volume; `None` for everybody.
     owner: Option<Endpoint>,
@@ -26,10 +26,10 @@ pub struct Door {
     began: Instant,
 }
 
-impl Door {
+impl Entrance {
     /// Everybody may change the volume.
-    pub fn open() -> Door {
-        Door {
+    pub fn open() -> Entrance {
+        Entrance {
             rings: Arc::default(),
             owner: None,
             fence: KeptFence::default(),
@@ -40,8 +40,8 @@ impl Door {
 
     /// Changes are taken from this endpoint alone, and only in the highest epoch it ever said; everybody who may open a
     /// ring reads.
-    pub fn of_owner(owner: Endpoint, fence: KeptFence) -> Door {
-        Door { owner: Some(owner), promised: (fence.epoch(), Promised::at_begin(0)), fence, ..Door::open() }
+    pub fn of_owner(owner: Endpoint, fence: KeptFence) -> Entrance {
+        Entrance { owner: Some(owner), promised: (fence.epoch(), Promised::at_begin(0)), fence, ..Entrance::open() }
     }
 
     /// Raising the fence waits for the medium, once for each change of the owner: nothing of the new owner may come
