@@ -682,9 +682,9 @@ fn exec_shares_the_namespaces_of_the_program_beside() {
     let mut run = request(&["sh", "-c", "echo mark > /tmp/mark; read x"]);
     (run.detach, run.interactive) = (true, true);
     let pid = keeper.client.run(&run, None).expect("run");
-    let exec =
-        mgmt_api::ExecRequest { pid, run: request(&["sh", "-c", "cat /tmp/mark; kill -0 $OTHER && echo alive"]) };
-    let mut exec = exec;
+    // The other one has begun, and has perhaps not come to its mark yet.
+    let script = "for i in $(seq 1000); do [ -s /tmp/mark ] && break; sleep 0.01; done; cat /tmp/mark; kill -0 $OTHER && echo alive";
+    let mut exec = mgmt_api::ExecRequest { pid, run: request(&["sh", "-c", script]) };
     exec.run.env.push(format!("OTHER={pid}").into());
     let (ours, theirs) = UnixStream::pair().expect("pair");
     keeper.client.exec(&exec, Some(&StreamEnd::of(theirs.as_fd()))).expect("exec");
