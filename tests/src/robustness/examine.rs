@@ -7,6 +7,7 @@ use histories::models::race::Race;
 use histories::models::register::Register;
 use histories::placement::{self, Life};
 use histories::{Bounds, Verdict, check, terms};
+use serde_json::Value;
 
 use crate::robustness::Notes;
 use crate::robustness::faults::{NODES, Role};
@@ -16,6 +17,8 @@ use crate::robustness::watch::table;
 
 /// After the last fault of a round is healed. A node's lease is 5 s, that for its containers' locks 10 s.
 pub const WELL_WITHIN: Duration = Duration::from_secs(60);
+/// After which it is said what is wrong.
+const SLOW: Duration = Duration::from_secs(10);
 /// Traces of a container that was deleted: a node that was away removes them when it is back.
 const GONE_WITHIN: Duration = Duration::from_secs(30);
 
@@ -56,10 +59,18 @@ pub fn unwell(site: &Site, dc: Option<&str>) -> Vec<String> {
 /// How long it took; or what is still wrong.
 pub fn await_well(site: &Site, dc: Option<&str>) -> Result<Duration, Vec<String>> {
     let begin = Instant::now();
+    let mut told = SLOW;
     loop {
         let unwell = unwell(site, dc);
         if unwell.is_empty() {
             return Ok(begin.elapsed());
+        }
+        if begin.elapsed() > told {
+            let nodes = site.json(0, &["node", "ls"]).unwrap_or_default();
+            let all = nodes.as_array().into_iter().flatten();
+            let problems: Vec<&Value> = all.filter_map(|one| one.get("problems")).collect();
+            println!("     not well after {:.1} s: {unwell:?} {problems:?}", told.as_secs_f64());
+            told += SLOW;
         }
         if begin.elapsed() > WELL_WITHIN {
             return Err(unwell);
