@@ -194,13 +194,13 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         "server move",
-        &["shop", "fs", "n1"],
+        &["shop", "fs", "{node}"],
         Daemon(Operator),
         Refused,
         Succeeds,
         &[
-            (&["nope", "fs", "n1"], 1, "nope"),
-            (&["shop", "x", "n1"], 1, "no server 'x'"),
+            (&["nope", "fs", "{node}"], 1, "nope"),
+            (&["shop", "x", "{node}"], 1, "no server 'x'"),
             (&["shop", "fs", "n9"], 1, "n9"),
             (&["shop", "fs"], 2, "<NODE>"),
         ],
