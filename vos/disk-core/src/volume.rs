@@ -64,13 +64,13 @@ impl Volume {
         if durability == Durability::Power { self.flush() } else { Ok(()) }
     }
 
-    /// Everything written before is on the medium when this returns. A flush of what cannot change promises nothing
-    /// that is not so.
     /// As [`Medium::data_from`].
     pub fn data_from(&self, offset: u64) -> Option<(u64, u64)> {
         self.medium.data_from(offset)
     }
 
+    /// Everything written before is on the medium when this returns. A flush of what cannot change promises nothing
+    /// that is not so.
     pub fn flush(&self) -> Result<(), Errno> {
         if self.is_poisoned() {
             return Err(Errno::IO);

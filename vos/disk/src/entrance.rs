@@ -84,12 +84,16 @@ impl Entrance {
         Some((request, ticket, asked))
     }
 
-    /// Before the owner is told that it holds the volume. The one that asks is the newest: others do not come in.
-    pub fn promise(&mut self) {
+    /// Before the owner is told that it holds the volume. `ESTALE`: its successor came while it waited to be told.
+    pub fn promise(&mut self, request: &Request) -> Result<(), Errno> {
+        if !self.rings.is_newest(request.from(), request.client()) {
+            return Err(Errno::STALE);
+        }
         let now_ms = self.now_ms();
         let (to, promised) = &mut self.promised;
         *to = self.fence.epoch();
         promised.grant(now_ms);
+        Ok(())
     }
 
     fn now_ms(&self) -> u64 {

@@ -55,6 +55,11 @@ impl Rings {
         seats.retain(|_, seat| !seat.is_unused());
     }
 
+    /// Whether no other ring has replaced it.
+    pub fn is_newest(&self, from: Endpoint, client: ClientId) -> bool {
+        self.seats.lock().get(&from).is_some_and(|seat| seat.newest == client)
+    }
+
     /// A request begins; `None` when its ring was replaced.
     pub fn begin(self: &Arc<Rings>, from: Endpoint, client: ClientId) -> Option<Ticket> {
         let mut seats = self.seats.lock();
@@ -123,6 +128,7 @@ mod tests {
         rings.opened(from, new);
         rings.closed(old);
         assert!(rings.begin(from, old).is_none());
+        assert!(rings.is_newest(from, new) && !rings.is_newest(from, old));
         let first = rings.begin(from, new).unwrap();
         assert!(first.must_wait());
         let waiting = std::thread::spawn(move || {

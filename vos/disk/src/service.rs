@@ -140,10 +140,10 @@ impl Service for Disk {
                 self.spawn(request, ticket, move |volume, _| volume.allocate(it.offset, it.bytes, it.need).map(|()| 0));
             }
             Ask::Flush(_) => self.flush(request),
-            Ask::Hold(_) => {
-                self.entrance.promise();
-                request.reply(Held { for_ms: TERM_MS }, 0);
-            }
+            Ask::Hold(_) => match self.entrance.promise(&request) {
+                Ok(()) => request.reply(Held { for_ms: TERM_MS }, 0),
+                Err(errno) => request.fail(errno),
+            },
         }
     }
 

@@ -11,6 +11,9 @@ use vos_rt::{Failure, Handle};
 
 use fs_core::device::{BlockDevice, DeviceError, Need};
 
+/// A disk that knows of no holds is asked for one so often.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
+
 pub struct DiskDevice {
     client: DiskClient,
     bytes: u64,
@@ -66,8 +69,8 @@ impl BlockDevice for DiskDevice {
 
     fn hold(&self) -> Result<Duration, DeviceError> {
         match self.client.hold() {
-            // Of an earlier release.
-            Err(Errno::OPNOTSUPP) => Ok(Duration::MAX),
+            // Of an earlier release: perhaps the next one that serves it is not.
+            Err(Errno::OPNOTSUPP) => Ok(ASK_AGAIN),
             answered => answered.map_err(|errno| self.failed(errno)),
         }
     }

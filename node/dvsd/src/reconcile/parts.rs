@@ -955,11 +955,11 @@ impl Parts {
         let placement_epoch = self.share.instance(part).ok_or_else(missing)?.epoch;
         let name = self.share.role_name(part).ok_or_else(missing)?.to_owned();
         let mut options = self.share.options(part).ok_or_else(missing)?;
-        let lost = match () {
-            () if kind.name == CALLS => Some(self.lost),
+        let lost = match kind.endpoint {
+            Endpoint::CALLS => Some(self.lost),
             // As it is now: one that begins because of a verdict is told of it.
-            () if kind.endpoint == Endpoint::FS => Some(self.lost_seats()),
-            () => None,
+            Endpoint::FS => Some(self.lost_seats()),
+            _ => None,
         };
         if let (Some(options), Some(lost)) = (options.as_object_mut(), lost) {
             options.insert("lost".to_owned(), json!(lost));

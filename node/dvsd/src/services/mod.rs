@@ -199,9 +199,10 @@ impl Overseer {
         let context = Arc::clone(&self.common.context);
         let mirror = &*context.answers.mirror;
         let sets: BTreeSet<u32> = mirror.list(desks::DISKS)?.entries.iter().filter_map(desks::dc_of_disk).collect();
-        let members = context.members.read().clone();
-        let lost: BTreeSet<&String> =
-            members.iter().filter(|member| context.is_fenced(member.1)).map(|member| member.0).collect();
+        let members = context.members.read();
+        let lost = members.values().filter(|member| context.is_fenced(member));
+        let lost: BTreeSet<String> = lost.map(|member| member.name.clone()).collect();
+        drop(members);
         if sets.is_empty() && lost.is_empty() {
             return Ok(());
         }

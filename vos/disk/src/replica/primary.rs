@@ -200,11 +200,10 @@ impl MirroredDisk {
                 PrimaryAct::Read { id, range } => self.read_piece(id, range),
                 PrimaryAct::Reply { id, reply: DiskReply::Written | DiskReply::Flushed } => self.done(id, Ok(())),
                 PrimaryAct::Reply { id, reply: DiskReply::Held { for_ms } } => {
-                    self.entrance.promise();
-                    if let Some(open) = self.pieces.get(&id).and_then(|of| self.open.get_mut(of)) {
-                        open.results = Held { for_ms }.into();
-                    }
-                    self.done(id, Ok(()));
+                    let Some(open) = self.pieces.get(&id).and_then(|of| self.open.get_mut(of)) else { continue };
+                    let promised = self.entrance.promise(&open.request);
+                    open.results = Held { for_ms }.into();
+                    self.done(id, promised);
                 }
                 PrimaryAct::Propose(record) => self.desk.propose(record),
                 PrimaryAct::Over { epoch } => self.end(format!("epoch {epoch} has another primary")),
