@@ -94,6 +94,86 @@ fn servers_stand_where_people_want_them_and_programs_notice_a_pause() {
     assert_eq!(places(), ["n3", "n2"]);
 }
 
+/// Copies, as people see them: node and state.
+fn seen(cluster: &Cluster) -> Vec<(String, String)> {
+    let shown = cluster.json(&["disk", "inspect", "shop", "root", "-o", "json"]);
+    let copies = shown["copies"].as_array().cloned().unwrap_or_default();
+    let word = |copy: &serde_json::Value, name: &str| copy[name].as_str().unwrap_or_default().to_owned();
+    copies.iter().map(|copy| (word(copy, "node"), word(copy, "state"))).collect()
+}
+
+fn images(cluster: &Cluster, node: &str) -> usize {
+    let id = inspect(cluster)["id"].as_u64().expect("a number");
+    let dir = cluster.path_of(node, "state_dir").join(format!("dcs/{id}/images"));
+    let files = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    files.filter(|file| file.file_name().to_string_lossy().starts_with("root.")).count()
+}
+
+#[test]
+fn disk_moves_to_another_node_by_its_copies_and_what_a_forced_one_misses_is_lost() {
+    if !has_etcd() {
+        return;
+    }
+    let cluster = Cluster::up_with(3, &["--engine", "etcd"]);
+    let create = ["dc", "create", "shop", "--nodes", "n1,n2,n3", "--disk", "64M", "--disk-node", "n1"];
+    cluster.ok(&[&create[..], &["--ds-node", "n3", "--start"]].concat());
+    let run = ["run", "shop", "--node", "n3", "--", "python3", "-c", WRITER];
+    let writer = cluster.spawn(&run);
+    let replica = |words: &[&str]| cluster.ok(&[&["disk", "replica"], words].concat());
+    replica(&["add", "shop", "root", "n2", "--wait"]);
+    let states = |of: &[(&str, &str)]| of.iter().map(|it| (it.0.to_owned(), it.1.to_owned())).collect::<Vec<_>>();
+    assert_eq!(seen(&cluster), states(&[("n1", "primary"), ("n2", "current")]));
+    replica(&["add", "shop", "root", "n3", "--wait"]);
+    replica(&["promote", "shop", "root", "n3"]);
+    replica(&["remove", "shop", "root", "n1"]);
+    assert_eq!(seen(&cluster), states(&[("n2", "current"), ("n3", "primary")]));
+    assert_eq!((images(&cluster, "n1"), images(&cluster, "n2")), (0, 2));
+    for (words, told) in [
+        (["remove", "shop", "root", "n3"], "the disk stands beside it"),
+        (["remove", "shop", "root", "n1"], "they are on n2, n3"),
+        (["promote", "shop", "root", "n1"], "no copy of it is on n1"),
+    ] {
+        let (status, said) = cluster.fails(&[&["disk", "replica"], &words[..]].concat());
+        assert!(status == 1 && said.contains(told), "{words:?}: {said}");
+    }
+    let (status, said) = cluster.fails(&["disk", "replica", "promote", "--force", "shop", "root", "n2"]);
+    assert!(status == 1 && said.contains("without --force"), "{said}");
+    let said = writer.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    let words: Vec<&str> = said.split_whitespace().collect();
+    let [_, "True", slowest] = words[..] else { panic!("{said}{}", cluster.logs()) };
+    println!("the slowest write took {slowest} ms");
+
+    // A stopped container has nobody who could say what is needed.
+    cluster.ok(&["dc", "stop", "shop"]);
+    let (status, said) = cluster.fails(&["disk", "replica", "remove", "shop", "root", "n2"]);
+    assert!(status == 1 && said.contains("while the container is stopped"), "{said}");
+    cluster.ok(&["dc", "start", "shop"]);
+
+    // The second copy misses what is written without it, and is all there is when the first one is lost.
+    cluster.sh("shop", "n1", "echo old > /dc/kept; sync");
+    cluster.ok(&["dev", "kill", "n2"]);
+    let cluster = cluster.asking("n1");
+    cluster.sh("shop", "n1", "echo new > /dc/kept; sync");
+    cluster.ok(&["dev", "kill", "n3"]);
+    cluster.ok(&["dev", "restart", "n2"]);
+    eventually("what is behind is all there is", SOON, || {
+        let forced = cluster.output(&["disk", "replica", "promote", "--force", "shop", "root", "n2"]);
+        forced.status.success().then_some(())
+    });
+    assert_eq!(cluster.sh("shop", "n1", "cat /dc/kept; echo further > /dc/kept; sync; cat /dc/kept"), "old\nfurther\n");
+    cluster.ok(&["dev", "restart", "n3"]);
+    eventually("the node is there", SOON, || {
+        cluster.output(&["run", "shop", "--node", "n3", "--", "true"]).status.success().then_some(())
+    });
+    assert_eq!(seen(&cluster), states(&[("n2", "primary"), ("n3", "behind")]), "it went another way");
+    cluster.ok(&["disk", "replica", "remove", "shop", "root", "n3"]);
+    assert_eq!(images(&cluster, "n3"), 0);
+    cluster.ok(&["disk", "replica", "add", "shop", "root", "n3", "--wait"]);
+    cluster.ok(&["disk", "replica", "promote", "shop", "root", "n3"]);
+    assert_eq!(cluster.sh("shop", "n2", "cat /dc/kept"), "further\n");
+}
+
 #[test]
 fn file_server_of_a_lost_node_goes_to_its_disk() {
     if !has_etcd() {

@@ -83,6 +83,15 @@ pub const DC_UNPAUSE: &str = "/v1/dcs/{dc}/unpause";
 /// POST [`crate::ServerMoveRequest`]: a server of the container stands on another node; 200 with [`crate::Dc`] when it
 /// serves there. Again: the same answer. 409: it cannot, and why.
 pub const SERVER_MOVE: &str = "/v1/dcs/{dc}/servers/{server}/move";
+/// POST [`crate::DcNodeRequest`]: a disk has a copy on this node, too; 200 with [`crate::Dc`] when that runs there and
+/// gets what there is. A disk without copies has two from then on. Again: the same answer.
+pub const REPLICAS: &str = "/v1/dcs/{dc}/disks/{disk}/replicas";
+/// DELETE: no copy of the disk is on this node any more; 200 with [`crate::Dc`] when it is gone. 409: the disk stands
+/// beside it, or it may be needed (`?force=true`).
+pub const REPLICA: &str = "/v1/dcs/{dc}/disks/{disk}/replicas/{node}";
+/// POST: the disk stands beside this copy; 200 with [`crate::Dc`] when it serves there. `?force=true`: beside one that
+/// misses something, which is lost; 409 while a node is there whose copy has everything.
+pub const REPLICA_PROMOTE: &str = "/v1/dcs/{dc}/disks/{disk}/replicas/{node}/promote";
 /// GET: list of [`crate::Process`] of all nodes, [`MISSING`] naming those that did not answer, and each [`NOTE`]; POST
 /// [`crate::RunRequest`]: [`crate::RunResponse`], or, with the header `Upgrade: dvs-stream`, 101 and then frames of
 /// [`crate::stream`]. `?session=N` asks for a session ([`crate::stream::session`]).

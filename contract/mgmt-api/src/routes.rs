@@ -272,6 +272,15 @@ routes! {
         "A container does not span a node any more."
     ServerMove "server-move": Post SERVER_MOVE OPERATOR, Changes, &[], Some("ServerMoveRequest") => Answer::One("Dc");
         "A server of a container stands on another node; answered when it serves there."
+    ReplicaAdd "replica-add": Post REPLICAS OPERATOR, Changes, &[], Some("DcNodeRequest") => Answer::One("Dc");
+        "A disk of a container has one copy more; answered when its node has begun to get what there is."
+    ReplicaRemove "replica-remove": Delete REPLICA OPERATOR, Changes,
+        &[truth("force", "Also when it may be the only one that has everything.")], None => Answer::One("Dc");
+        "A disk of a container has one copy less; answered when it is gone."
+    ReplicaPromote "replica-promote": Post REPLICA_PROMOTE OPERATOR, Changes,
+        &[truth("force", "Also a copy that misses something, where nobody who has everything is there.")], None
+        => Answer::One("Dc");
+        "A disk of a container stands beside another one of its copies; answered when it serves there."
     DcChannels "dc-channels": Get DC_CHANNELS VIEWER, Reads, &[], None => Answer::Many("ChannelInfo");
         "Channels of a container with an end on the node that answers."
     DcUsage "dc-usage": Get DC_USAGE VIEWER, Reads, &[], None => Answer::Many("NodeUsage");
@@ -384,9 +393,8 @@ mod tests {
             }
             DcCreate | DcChange | DcDelete | DcStart | DcStop | DcPause | DcUnpause | DcNodeAdd | DcNodeRemove
             | Run | Signal | Attach | Logs | Exec | Import | Export | PortAdd | PortRemove | ServiceAdd
-            | ServiceRemove | ServiceStart | ServiceStop | ServiceRestart | ServiceMove | ServerMove => {
-                [false, false, true, true, true, true]
-            }
+            | ServiceRemove | ServiceStart | ServiceStop | ServiceRestart | ServiceMove | ServerMove | ReplicaAdd
+            | ReplicaRemove | ReplicaPromote => [false, false, true, true, true, true],
             Settings | NodeChange | NodeRemove | Authority | AuthorityRotate | Tokens | TokenCreate | TokenRemove
             | Accesses | AccessCreate | AccessRemove | Audit => [false, false, false, true, true, true],
             Facts | Backup | Upgrade | UpgradeDaemon | UpgradeServers => [false, false, false, false, true, true],

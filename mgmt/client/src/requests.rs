@@ -331,6 +331,25 @@ impl Client {
         self.json(Method::POST, &path, Some(&request), ACT_SECONDS).await
     }
 
+    /// Answers when it runs there.
+    pub async fn add_replica(&self, dc: &str, disk: &str, node: &str) -> Result<Dc, Error> {
+        let path = named(path::REPLICAS, &[("dc", dc), ("disk", disk)]);
+        let request = DcNodeRequest { node: node.to_owned() };
+        self.json(Method::POST, &path, Some(&request), ACT_SECONDS).await
+    }
+
+    /// Answers when it is gone.
+    pub async fn remove_replica(&self, dc: &str, disk: &str, node: &str, force: bool) -> Result<Dc, Error> {
+        let path = named(path::REPLICA, &[("dc", dc), ("disk", disk), ("node", node)]);
+        self.json(Method::DELETE, &format!("{path}?force={force}"), NONE, ACT_SECONDS).await
+    }
+
+    /// Answers when the disk serves there.
+    pub async fn promote_replica(&self, dc: &str, disk: &str, node: &str, force: bool) -> Result<Dc, Error> {
+        let path = named(path::REPLICA_PROMOTE, &[("dc", dc), ("disk", disk), ("node", node)]);
+        self.json(Method::POST, &format!("{path}?force={force}"), NONE, ACT_SECONDS).await
+    }
+
     pub async fn move_service(&self, dc: &str, service: &str, request: &MoveRequest) -> Result<ServiceInfo, Error> {
         let path = named(path::SERVICE_MOVE, &[("dc", dc), ("service", service)]);
         self.json(Method::POST, &path, Some(request), ASK_SECONDS).await

@@ -7,9 +7,9 @@ use client::contexts::{CONTEXT_VARIABLE, LOCAL};
 use client::{Contexts, Places, Wanted};
 
 use crate::commands::{
-    access, apply, attach, audit, cluster, completion, context, cp, daemon, dc, dev, doctor, ds, events, exec, import,
-    info, inspect, internal, kill, logs, metrics, names, node, pause, port, ps, run, server, service, stats, stop,
-    version, wait,
+    access, apply, attach, audit, cluster, completion, context, cp, daemon, dc, dev, disk, doctor, ds, events, exec,
+    import, info, inspect, internal, kill, logs, metrics, names, node, pause, port, ps, run, server, service, stats,
+    stop, version, wait,
 };
 use crate::output::Format;
 
@@ -156,6 +156,8 @@ pub enum Command {
     Apply(apply::ApplyOptions),
     #[command(subcommand)]
     Dc(dc::Command),
+    #[command(subcommand)]
+    Disk(disk::Command),
     #[command(subcommand)]
     Server(server::Command),
     #[command(subcommand)]

@@ -65,7 +65,7 @@ pub enum Setting {
     DiskOfCopy,
     /// Which copy of the disk is beside it. It has none of several: not told.
     OwnCopy,
-    /// All copies of the disk, a bit for each number. Likewise.
+    /// All copies of the disk, a bit for each number, for the beginning of their set. Likewise.
     Copies,
     /// Position of the node in the container.
     NodeIndex,

@@ -114,7 +114,8 @@ pub fn instances_of_another(
     placing.instances
 }
 
-fn disks(wish: &DcSpec) -> Vec<DiskSpec> {
+/// As they are described, or what a container has that describes none.
+pub fn disks(wish: &DcSpec) -> Vec<DiskSpec> {
     if !wish.disks.is_empty() {
         return wish.disks.clone();
     }

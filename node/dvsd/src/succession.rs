@@ -8,6 +8,8 @@
 //! were told the epoch of the placement. And it answers nobody any more when its successor does: a primary reads under
 //! leases of its copies, a file server under a hold of its disk.
 
+pub mod copies;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use cluster::{Compare, Engine, EngineError, Lookup, Op, Outcome, Revision};
@@ -17,6 +19,7 @@ use vos_api::desk::disk_of_key;
 
 use crate::desks;
 use crate::kinds::COPY;
+use crate::ledger::Booking;
 use crate::placer;
 use crate::records::{self, DcRecord, Desired};
 
@@ -59,10 +62,12 @@ pub fn copies(told: &dyn Lookup, record: &DcRecord) -> Result<Vec<DiskCopies>, E
         let (set, ..) = sets.get(&disk.index)?;
         let copies = placer::copies_of(instances, disk).filter_map(|copy| {
             let number = Replica(u8::try_from(copy.index).ok()?);
-            let state = match set.members.get(&number)? {
-                ReplicaStanding::Current if set.primary == number => DiskCopyState::Primary,
-                ReplicaStanding::Current => DiskCopyState::Current,
-                ReplicaStanding::Behind { .. } => DiskCopyState::Behind,
+            let state = match set.members.get(&number) {
+                Some(ReplicaStanding::Current) if set.primary == number => DiskCopyState::Primary,
+                Some(ReplicaStanding::Current) => DiskCopyState::Current,
+                Some(ReplicaStanding::Behind { .. }) => DiskCopyState::Behind,
+                // Its disk has not heard of it yet, or needs it no more.
+                None => return None,
             };
             Some(DiskCopy { node: copy.node.clone(), state })
         });
@@ -83,27 +88,32 @@ pub fn follow(
     let sets = known.iter().map(|(index, (set, ..))| (*index, set.clone())).collect();
     let Some(next) = succeed(record, &sets, sight) else { return Ok(()) };
     // If it changed meanwhile, news come.
-    write(engine, (record, modified), known, next).map(drop)
+    write(engine, (record, modified), known, next, Booking::default()).map(drop)
 }
 
-/// `None`: something of it changed meanwhile.
+/// `None`: something of it changed meanwhile. What is the same in the container's record is not written again.
 fn write(
     engine: &dyn Engine,
     (record, modified): (&DcRecord, Revision),
     known: Sets,
     next: Succession,
+    booking: Booking,
 ) -> Result<Option<DcRecord>, EngineError> {
     let key = records::dc_key(&record.spec.name);
-    let mut compares = vec![Compare::Modified { key: key.clone(), at: modified }];
-    let changed = DcRecord { placement: next.placement, generation: record.generation + 1, ..record.clone() };
-    let mut ops = vec![Op::put(key, records::encode(&changed))];
+    let Booking { mut compares, mut ops } = booking;
+    compares.push(Compare::Modified { key: key.clone(), at: modified });
+    let mut changed = record.clone();
+    if next.placement != record.placement {
+        changed = DcRecord { placement: next.placement, generation: record.generation + 1, ..changed };
+        ops.push(Op::put(key, records::encode(&changed)));
+    }
     for (index, (_, key, at)) in known {
         compares.push(Compare::Modified { key: key.clone(), at });
         ops.extend(next.sets.get(&index).map(|set| Op::put(key, records::encode(set))));
     }
     match engine.transact(&compares, &ops)? {
         Outcome::Done(_) => {
-            tracing::info!(dc = record.spec.name, "servers stand elsewhere");
+            tracing::info!(dc = record.spec.name, sets = ?next.sets, "servers or copies stand elsewhere");
             Ok(Some(changed))
         }
         Outcome::Conflict(_) => Ok(None),
@@ -152,7 +162,7 @@ pub fn ask(
         Ok(next) => next,
         Err(why) => return Ok(Asked::Refused(why)),
     };
-    let written = write(engine, (record, modified), known, next)?;
+    let written = write(engine, (record, modified), known, next, Booking::default())?;
     Ok(written.map_or(Asked::Changed, |record| Asked::Moves(Box::new(record))))
 }
 
@@ -182,13 +192,7 @@ fn moved(
         let copy = copies.iter().find(|copy| copy.node == node).ok_or_else(|| Immovable::NoCopy { nodes: nodes() })?;
         let copy = u8::try_from(copy.index).map(Replica).map_err(|_| Immovable::Behind)?;
         next.sets.insert(one.index, set.succeeded_by(copy).ok_or(Immovable::Behind)?);
-        next.stand(one, node, &Why::Asked);
-        let goes_with = |server: &&Instance| {
-            server.kind == ServerKind::FS && server.node == one.node && server.why != Why::Asked && one.index == 0
-        };
-        if let Some(server) = instances.iter().find(goes_with) {
-            next.stand(server, node, &Why::Beside { server: one.name.clone() });
-        }
+        next.stand_with_file_server(instances, one, node, &Why::Asked);
         return Ok(next);
     }
     if one.kind != ServerKind::FS {
@@ -212,6 +216,8 @@ fn succeed(record: &DcRecord, sets: &BTreeMap<usize, ReplicaRecord>, sight: &dyn
             next.stand(disk, &node, &why);
             changed.into_iter().for_each(|set| drop(next.sets.insert(disk.index, set)));
         }
+        let members = copies::members(before, disk, next.sets.get(&disk.index).unwrap_or(set));
+        members.into_iter().for_each(|set| drop(next.sets.insert(disk.index, set)));
     }
     let file_servers = before.iter().filter(|one| one.kind == ServerKind::FS);
     for server in file_servers {
@@ -226,7 +232,7 @@ fn succeed(record: &DcRecord, sets: &BTreeMap<usize, ReplicaRecord>, sight: &dyn
             next.stand(server, &disk.node, &Why::Beside { server: disk.name });
         }
     }
-    (next.placement != record.placement).then_some(next)
+    (next.placement != record.placement || !next.sets.is_empty()).then_some(next)
 }
 
 /// Where a disk is to stand, if elsewhere; why; and its record, if that changes with it.
@@ -250,6 +256,17 @@ fn place_of(
 }
 
 impl Succession {
+    /// A disk, and the file server with it when that stood beside it and was not asked for elsewhere.
+    fn stand_with_file_server(&mut self, instances: &[Instance], disk: &Instance, node: &str, why: &Why) {
+        self.stand(disk, node, why);
+        let goes_with = |server: &&Instance| {
+            server.kind == ServerKind::FS && server.node == disk.node && server.why != Why::Asked && disk.index == 0
+        };
+        if let Some(server) = instances.iter().find(goes_with) {
+            self.stand(server, node, &Why::Beside { server: disk.name.clone() });
+        }
+    }
+
     fn stand(&mut self, server: &Instance, node: &str, why: &Why) {
         let is_meant = |one: &&mut Instance| one.kind == server.kind && one.index == server.index;
         if let Some(one) = self.placement.instances.iter_mut().find(is_meant) {

@@ -2,8 +2,9 @@
 //!
 //! Spawn record: descriptors `image` and `fence` (a file beside it, without which the fence lives in memory); options
 //! `bytes` (size the volume must have), `read_only` (1) and `owner` (the one endpoint that may change the volume;
-//! without it everybody may). Of a replicated disk: options `set`, `own` (number of the copy beside it) and `copies` (a
-//! bit for each number), and descriptor `desk`; `image` is for reading alone then.
+//! without it everybody may). Of a replicated disk: options `set`, `own` (number of the copy beside it), `copies` and
+//! `lost` (all, and those on nodes that were given up: a bit for each number), and descriptor `desk`; `image` is for
+//! reading alone then.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -97,6 +98,8 @@ fn set_options(boot: &Boot) -> Result<Option<SetOptions>, Failure> {
     let own = boot.spawn.option_u64("own")?.ok_or(SpawnError::Missing("options.own"))?;
     let copies = boot.spawn.option_u64("copies")?.ok_or(SpawnError::Missing("options.copies"))?;
     let others = (0..COPIES_PER_DC as u8).filter(|number| copies >> number & 1 == 1 && u64::from(*number) != own);
+    let lost = boot.spawn.option_u64("lost")?.unwrap_or(0);
+    let lost = (0..COPIES_PER_DC as u8).filter(|number| lost >> number & 1 == 1).map(Replica).collect();
     let key = disk_key(boot.endpoint.number().saturating_sub(Endpoint::DISK.number()));
-    Ok(Some(SetOptions { set, own: Replica(u8::try_from(own)?), others: others.map(Replica).collect(), key }))
+    Ok(Some(SetOptions { set, own: Replica(u8::try_from(own)?), others: others.map(Replica).collect(), lost, key }))
 }

@@ -417,7 +417,15 @@ impl<D: Clone> Primary<D> {
         if record.generation <= self.record.generation {
             return;
         }
-        let left: Vec<Replica> = self.record.current().filter(|member| !record.is_current(*member)).collect();
+        if !record.is_current(self.me) {
+            return self.end(PrimaryAct::Over { epoch: record.epoch }, acts);
+        }
+        let is_member = |member: &Replica| record.members.contains_key(member);
+        self.peers.retain(|member, _| is_member(member));
+        self.behind.retain(|member, _| is_member(member));
+        self.operations.values_mut().for_each(|operation| operation.also.retain(is_member));
+        let left = self.record.current().filter(|member| is_member(member) && !record.is_current(*member));
+        let left: Vec<Replica> = left.collect();
         let joined: Vec<Replica> = record.current().filter(|member| !self.record.is_current(*member)).collect();
         self.record = record;
         for member in self.record.members.keys() {
@@ -440,7 +448,7 @@ impl<D: Clone> Primary<D> {
         for member in joined {
             self.behind.remove(&member);
             if let Some(peer) = self.peers.get_mut(&member) {
-                peer.catches_up = None;
+                (peer.catches_up, peer.lacks) = (None, None);
                 // What it says when it is greeted again may be of before.
                 peer.away_since_ms = (!peer.is_up || peer.welcome.is_none()).then_some(now_ms);
             }
@@ -680,7 +688,12 @@ impl<D: Clone> Primary<D> {
         };
         let gone: Vec<Replica> = self.record.current().filter(|member| *member != self.me && is_gone(member)).collect();
         if !gone.is_empty() {
-            self.propose(self.record.without(&gone), acts);
+            return self.propose(self.record.without(&gone), acts);
+        }
+        if self.phase == Phase::Serves
+            && let Some(next) = self.record.leaving.iter().find_map(|member| self.record.left_by(*member))
+        {
+            self.propose(next, acts);
         }
     }
 

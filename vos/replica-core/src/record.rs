@@ -1,6 +1,6 @@
 //! Who is current, and whether a copy is what the record says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +32,10 @@ pub struct ReplicaRecord {
     /// Rises whenever somebody stops or begins to be current.
     pub generation: u64,
     pub members: BTreeMap<Replica, ReplicaStanding>,
+    /// Who people do not want any more. The primary takes them out of the members, once it serves: only then is it sure
+    /// to need nothing of theirs. Here they stay until their copies are gone.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub leaving: BTreeSet<Replica>,
 }
 
 /// What lies beside a copy, durable.
@@ -103,7 +107,7 @@ impl ReplicaRecord {
     pub fn new(set: u64, primary: Replica, others: &[Replica]) -> ReplicaRecord {
         let behind = others.iter().map(|member| (*member, ReplicaStanding::Behind { since: None }));
         let members = behind.chain([(primary, ReplicaStanding::Current)]).collect();
-        ReplicaRecord { set, epoch: 1, primary, generation: 1, members }
+        ReplicaRecord { set, epoch: 1, primary, generation: 1, members, leaving: BTreeSet::new() }
     }
 
     pub fn is_current(&self, member: Replica) -> bool {
@@ -137,12 +141,73 @@ impl ReplicaRecord {
         next
     }
 
+    /// One more member, which gets everything.
+    ///
+    /// `None`: it is one, or leaves.
+    pub fn joined_by(&self, member: Replica) -> Option<ReplicaRecord> {
+        let mut next = ReplicaRecord { generation: self.generation + 1, ..self.clone() };
+        let is_new = next.members.insert(member, ReplicaStanding::Behind { since: None }).is_none();
+        (is_new && !self.leaving.contains(&member)).then_some(next)
+    }
+
+    /// A member that the primary is to take out.
+    ///
+    /// `None`: it is the primary, or none.
+    pub fn dismissed(&self, member: Replica) -> Option<ReplicaRecord> {
+        if member == self.primary || !self.members.contains_key(&member) {
+            return None;
+        }
+        let mut next = ReplicaRecord { generation: self.generation + 1, ..self.clone() };
+        next.leaving.insert(member);
+        Some(next)
+    }
+
+    /// A member that is one no more, whatever it has.
+    ///
+    /// `None`: it is the primary, or none.
+    pub fn left_by(&self, member: Replica) -> Option<ReplicaRecord> {
+        let mut next = ReplicaRecord { generation: self.generation + 1, ..self.clone() };
+        (member != self.primary && next.members.remove(&member).is_some()).then_some(next)
+    }
+
+    /// Who left, and whose copy is gone.
+    pub fn forgotten(&self, member: Replica) -> ReplicaRecord {
+        let mut next = ReplicaRecord { generation: self.generation + 1, ..self.clone() };
+        next.leaving.remove(&member);
+        next
+    }
+
+    /// People say that a member that is behind is to be primary, because nobody who has everything comes back: what it
+    /// misses is lost. Whoever was current is refused when it comes back all the same, and nothing on it is changed.
+    ///
+    /// `None`: it is no member, is current, or has never been.
+    pub fn forced(&self, member: Replica) -> Option<ReplicaRecord> {
+        let Some(ReplicaStanding::Behind { since: Some(since) }) = self.members.get(&member).copied() else {
+            return None;
+        };
+        let generation = self.generation + 1;
+        let mut next = ReplicaRecord { epoch: self.epoch + 1, primary: member, generation, ..self.clone() };
+        next.leaving.remove(&member);
+        for standing in next.members.values_mut() {
+            match standing {
+                ReplicaStanding::Current => *standing = ReplicaStanding::Behind { since: Some(since) },
+                // It may know more than the one that is forced.
+                ReplicaStanding::Behind { since: Some(other) } => *other = since.min(*other),
+                ReplicaStanding::Behind { since: None } => {}
+            }
+        }
+        next.members.insert(member, ReplicaStanding::Current);
+        Some(next)
+    }
+
     /// Another primary, or the same one in its next life. Who is current stays so: the new one may have to learn from
     /// the old one, and leaves it behind when it need not, and cannot reach it.
     ///
     /// `None`: that member is not current.
     pub fn succeeded_by(&self, member: Replica) -> Option<ReplicaRecord> {
-        self.is_current(member).then(|| ReplicaRecord { epoch: self.epoch + 1, primary: member, ..self.clone() })
+        let mut next = ReplicaRecord { epoch: self.epoch + 1, primary: member, ..self.clone() };
+        next.leaving.remove(&member);
+        self.is_current(member).then_some(next)
     }
 }
 
@@ -154,7 +219,8 @@ mod tests {
     const TWO: Replica = Replica(2);
 
     fn record(standing: ReplicaStanding) -> ReplicaRecord {
-        ReplicaRecord { set: 7, epoch: 3, primary: ONE, generation: 5, members: BTreeMap::from([(TWO, standing)]) }
+        let members = BTreeMap::from([(TWO, standing)]);
+        ReplicaRecord { set: 7, epoch: 3, primary: ONE, generation: 5, members, leaving: BTreeSet::new() }
     }
 
     fn mark(generation: u64, whole: bool) -> Option<CopyMark> {
@@ -196,6 +262,39 @@ mod tests {
             }
             assert_eq!(judge(&record(standing), ONE, mark.as_ref()), Refused(CopyRefused::Stranger));
         }
+    }
+
+    #[test]
+    fn members_are_added_and_taken_out() {
+        let three = Replica(3);
+        let both = ReplicaRecord::new(7, ONE, &[TWO]).with(TWO);
+        assert_eq!((both.joined_by(TWO), both.left_by(ONE), both.left_by(three)), (None, None, None));
+        let more = both.joined_by(three).unwrap();
+        assert_eq!((more.generation, more.current().count(), more.behind().collect::<Vec<_>>()), (3, 2, vec![three]));
+        // Also from an image of earlier times.
+        assert_eq!(judge(&more, three, mark(1, true).as_ref()), CopyVerdict::CopyAll);
+        assert_eq!((more.dismissed(ONE), more.dismissed(Replica(4))), (None, None));
+        let dismissed = more.dismissed(TWO).unwrap();
+        assert_eq!((dismissed.generation, dismissed.is_current(TWO)), (4, true), "until the primary says so");
+        assert_eq!(dismissed.succeeded_by(TWO).unwrap().leaving, BTreeSet::new(), "nobody else is there");
+        let less = dismissed.left_by(TWO).unwrap();
+        assert_eq!((less.joined_by(TWO), less.forgotten(TWO).joined_by(TWO).is_some()), (None, true));
+        assert_eq!((less.generation, less.current().collect::<Vec<_>>()), (5, vec![ONE]));
+        assert_eq!(judge(&less, TWO, mark(4, true).as_ref()), CopyVerdict::Refused(CopyRefused::Stranger));
+    }
+
+    #[test]
+    fn who_is_forced_serves_and_who_knew_more_is_refused() {
+        let alone = ReplicaRecord::new(7, ONE, &[TWO]).with(TWO).without(&[TWO]);
+        assert_eq!((alone.forced(ONE), alone.forced(Replica(3))), (None, None));
+        let never = ReplicaRecord::new(7, ONE, &[TWO]);
+        assert_eq!(never.forced(TWO), None, "it never had everything");
+        let forced = alone.forced(TWO).unwrap();
+        assert_eq!((forced.epoch, forced.primary, forced.generation), (alone.epoch + 1, TWO, alone.generation + 1));
+        assert_eq!(forced.current().collect::<Vec<_>>(), [TWO]);
+        // It was marked last when it was current.
+        assert_eq!(judge(&forced, TWO, mark(2, true).as_ref()), CopyVerdict::Lagging);
+        assert_eq!(judge(&forced, ONE, mark(3, true).as_ref()), CopyVerdict::Refused(CopyRefused::Diverged));
     }
 
     #[test]

@@ -243,6 +243,7 @@ impl World {
         }
         self.carry_links();
         self.decide();
+        self.tell_primary();
         self.place();
         self.clients();
         if !self.is_calm {
@@ -457,7 +458,10 @@ impl World {
             let Some(server) = self.nodes[primary].server.as_ref().filter(|_| self.runs(primary)) else { continue };
             let Some(epoch) = server.primary.as_ref().map(Primary::epoch) else { continue };
             let life = server.life;
-            for member in (0..self.nodes.len()).filter(|member| *member != primary) {
+            let known = server.primary.as_ref().map(|it| it.record().members.clone()).unwrap_or_default();
+            let is_member = |member: &usize| known.contains_key(&Replica(*member as u8));
+            self.links.retain(|link, _| link.0 != primary || is_member(&link.2));
+            for member in (0..self.nodes.len()).filter(|member| *member != primary && is_member(member)) {
                 let is_there = self.links.contains_key(&(primary, epoch, member));
                 let other = self.nodes[member].server.as_ref().filter(|_| self.runs(member)).map(|server| server.life);
                 if let (false, Some(other), true) = (is_there, other, self.hears(primary, member))
@@ -703,6 +707,7 @@ impl World {
                 (0..self.nodes.len()).for_each(|node| self.power_off(node));
             }
             23 if self.rng.one_in(3) => self.replace(node),
+            24..26 => self.change_members(node),
             _ => {}
         }
     }
@@ -730,6 +735,7 @@ impl World {
         };
         let sure = |node: &Node| node.is_on && node.server.as_ref().is_some_and(|server| !server.backup.is_doubtful());
         self.engine.current().count() == self.nodes.len()
+            && self.engine.leaving.is_empty()
             && self.proposals.is_empty()
             && self.nodes.iter().all(sure)
             && self.nodes.iter().any(serves)
@@ -789,6 +795,46 @@ impl World {
         let (record, now_ms) = (self.engine.clone(), self.now_ms);
         let acts = self.with_primary(primary, |it| it.decided(Decided::Conflict(record), now_ms));
         self.act_all(primary, acts);
+    }
+
+    /// People add a copy, or do not want one any more.
+    fn change_members(&mut self, node: usize) {
+        let member = Replica(node as u8);
+        if self.engine_back_ms > self.now_ms || self.nodes[node].is_lost {
+            return;
+        }
+        let next = match (self.engine.members.contains_key(&member), self.engine.leaving.contains(&member)) {
+            (true, true) => None,
+            (true, false) => self.engine.dismissed(member),
+            (false, true) => {
+                // Its image may stay.
+                if self.rng.one_in(2) {
+                    self.kill(node);
+                    self.nodes[node].disk = Disk::default();
+                }
+                Some(self.engine.forgotten(member))
+            }
+            (false, false) => self.engine.joined_by(member),
+        };
+        if let Some(next) = next {
+            self.say(|| format!("people: {next:?}"));
+            self.engine = next;
+        }
+    }
+
+    /// A primary hears of what others did to the record, unless it is about to change it itself.
+    fn tell_primary(&mut self) {
+        let primary = usize::from(self.engine.primary.0);
+        let proposes = self.proposals.iter().any(|proposal| proposal.1 == primary);
+        if self.engine_back_ms > self.now_ms || proposes || !self.runs(primary) || !self.rng.one_in(20) {
+            return;
+        }
+        let server = self.nodes[primary].server.as_ref().and_then(|server| server.primary.as_ref());
+        if server.is_some_and(|primary| primary.record() != &self.engine) {
+            let (record, now_ms) = (self.engine.clone(), self.now_ms);
+            let acts = self.with_primary(primary, |it| it.decided(Decided::Conflict(record), now_ms));
+            self.act_all(primary, acts);
+        }
     }
 
     fn heal(&mut self) {
@@ -862,6 +908,9 @@ fn run(seed: u64, nodes: usize, power: Power) -> (u64, u64) {
             if world.nodes[node].is_lost {
                 world.remove_for_good(node);
                 world.replace(node);
+            }
+            if !world.engine.members.contains_key(&Replica(node as u8)) {
+                world.change_members(node);
             }
         }
         let pending = world.requests.values().any(|it| matches!(it.asked, Asked::Write(..)));

@@ -11,6 +11,7 @@ pub mod cp;
 pub mod daemon;
 pub mod dc;
 pub mod dev;
+pub mod disk;
 pub mod doctor;
 pub mod ds;
 pub mod events;
@@ -81,6 +82,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Plan(options) => apply::execute_plan(global, &options),
         Command::Apply(options) => apply::execute_apply(global, &options),
         Command::Dc(command) => dc::execute(global, command),
+        Command::Disk(command) => disk::execute(global, &command),
         Command::Server(command) => server::execute(global, &command),
         Command::Service(command) => service::execute(global, command),
         Command::Port(command) => port::execute(global, command),

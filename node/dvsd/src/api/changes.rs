@@ -126,6 +126,11 @@ pub fn demand_release(spec: &DcSpec, level: u64) -> Result<(), ErrorBody> {
     Err(unknown_to_some("published ports, no way out, no environment of containers and no copies of disks"))
 }
 
+/// Likewise, whatever its description says.
+pub fn demand_copies(level: u64) -> Result<(), ErrorBody> {
+    if level >= records::FORMAT { Ok(()) } else { Err(unknown_to_some("copies of disks")) }
+}
+
 fn unknown_to_some(what: &str) -> ErrorBody {
     ErrorBody::new(ErrorKind::Conflict, format!("the cluster knows no {what}"))
         .because("daemons of an earlier release are in it")

@@ -354,7 +354,7 @@ fn decide(engine: &dyn Engine, spec: &DcSpec, desired: Desired) -> Result<Decisi
 }
 
 /// Of a new set of copies: one that every reader of JSON can hold.
-fn draw_set() -> Result<u64, Failure> {
+pub fn draw_set() -> Result<u64, Failure> {
     let mut bytes = [0; 8];
     let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     drawn.map_err(|error| failure(ErrorKind::Unavailable, "there are no random numbers", "again").0.because(error))?;

@@ -9,6 +9,7 @@ mod access;
 mod backup;
 mod changes;
 mod dcs;
+mod disks;
 mod dispatch;
 pub use dispatch::router;
 mod events;

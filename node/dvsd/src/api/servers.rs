@@ -28,15 +28,25 @@ pub async fn move_to(
     body: Body,
 ) -> Result<Json<Dc>, Failure> {
     let ServerMoveRequest { node } = parse(&read_body(body).await?)?;
-    let (also, name, of, to) = (Arc::clone(&api), dc.clone(), server.clone(), node.clone());
+    stand(&api, &dc, &server, &node).await
+}
+
+/// Has a server stand there; answered when it serves.
+pub async fn stand(api: &Arc<Api>, dc: &str, server: &str, node: &str) -> Result<Json<Dc>, Failure> {
+    let (also, name, of, to) = (Arc::clone(api), dc.to_owned(), server.to_owned(), node.to_owned());
     let wished = blocking(move || ask(&also, &name, &of, &to)).await?;
+    await_there(api, &wished, server, node).await
+}
+
+/// Until a server of a container that is to run serves where it stands.
+pub async fn await_there(api: &Arc<Api>, wished: &DcView, server: &str, node: &str) -> Result<Json<Dc>, Failure> {
     if wished.record.desired != Desired::Running {
-        return Ok(Json(api.describe(&wished)));
+        return Ok(Json(api.describe(wished)));
     }
     let generation = wished.record.generation;
-    let serves = |view: &DcView, alive: &BTreeSet<String>| serves(view, alive, generation, &server, &node);
-    let view = wait_until(&api, &wished, LIMIT, serves).await?.ok_or_else(|| no_such_dc(&dc))?;
-    Ok(Json(api.describe(&view)))
+    let serves = |view: &DcView, alive: &BTreeSet<String>| serves(view, alive, generation, server, node);
+    let view = wait_until(api, wished, LIMIT, serves).await?;
+    view.map(|view| Json(api.describe(&view))).ok_or_else(|| no_such_dc(&wished.record.spec.name))
 }
 
 /// The container as it is to be.

@@ -283,7 +283,9 @@ pub fn check_removal(record: &DcRecord, node: &str) -> Result<(), Failure> {
     }
     refused(
         format!("its servers stand there: {}", lasting.join(", ")),
-        format!("dvs dc inspect {dc}; servers do not move to another node yet"),
+        format!(
+            "dvs server move {dc} SERVER NODE, dvs disk replica remove {dc} DISK {node}; what lies there alone does not move"
+        ),
     )
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use abi::{DcId, Endpoint, Epoch};
 use broker::{BrokerError, DcOptions, Home, ServerIdentity};
 use keeper::{CallGateFds, FuseOptions, JobFds, KeeperClient, KeeperOptions, ProcFds};
-use mgmt_api::{DiskStore, EgressSpec, Limits, PortSpec, SharePort, Volume};
+use mgmt_api::{DiskStore, EgressSpec, Instance, Limits, PortSpec, SharePort, Volume};
 use parking_lot::Mutex;
 use sandbox::cgroup::Cgroup;
 use sandbox::overlay::{Overlay, Peer, Subnet};
@@ -30,7 +30,7 @@ use super::share::Share;
 use crate::config::Config;
 use crate::context::Context;
 use crate::desks::{self, DeskOf, DeskServer};
-use crate::kinds::{CALLS, CallGatePart, GATE_STATE, Source};
+use crate::kinds::{CALLS, COPY, CallGatePart, GATE_STATE, Source};
 use crate::records;
 use crate::renewal;
 use crate::services;
@@ -643,10 +643,13 @@ impl Parts {
             // Whoever comes after it need not wait until it has said its last.
             left.map_or(Ok(()), |mut process| process.end(Duration::ZERO))?;
             self.desk_of(&part).into_iter().for_each(|desk| self.end_desk(desk));
+            if earlier.instance(&part).is_some_and(|one| self.has_left(one)) {
+                self.remove_copy(earlier.instance(&part))?;
+            }
         }
         let servers: Vec<Part> = self.share.parts.iter().filter(|part| is_here(&self.share, part)).copied().collect();
         for part in servers {
-            let has_changed = self.share.options(&part) != earlier.options(&part)
+            let has_changed = self.share.lasting_options(&part) != earlier.lasting_options(&part)
                 || self.share.instance(&part).map(|one| one.epoch) != earlier.instance(&part).map(|one| one.epoch);
             match self.processes.get_mut(&part) {
                 Some(process) if has_changed => process.make_stale(),
@@ -660,6 +663,26 @@ impl Parts {
             }
         }
         Ok(())
+    }
+
+    /// Whether it was a copy that people do not want any more.
+    fn has_left(&self, copy: &Instance) -> bool {
+        let is_same = |one: &&Instance| one.kind == copy.kind && one.index == copy.index;
+        copy.kind.name() == COPY && !self.share.placement.instances.iter().any(|one| is_same(&one))
+    }
+
+    /// What it knows of itself goes first: an image alone is nothing that anybody trusts.
+    fn remove_copy(&self, copy: Option<&Instance>) -> Result<(), Problem> {
+        let Some(volume) = copy.and_then(|copy| copy.volume.as_ref()) else { return Ok(()) };
+        tracing::info!(dc = self.share.id, disk = volume.name, "a copy is removed");
+        for file in [volume.kept_file(), volume.file(), volume.fence_file()] {
+            state::remove(&self.images().join(file))?;
+        }
+        Ok(())
+    }
+
+    fn images(&self) -> PathBuf {
+        self.state_dir.join("images")
     }
 
     /// A group that is made later is made so.
@@ -802,6 +825,14 @@ impl Parts {
         let members = self.context.members.read();
         let is_lost = |node: &String| members.get(node).is_some_and(|record| self.context.is_fenced(record));
         self.share.seated.iter().filter(|(_, node)| is_lost(node)).fold(0, |bits, (seat, _)| bits | 1 << seat)
+    }
+
+    /// Of a disk that has copies: those on nodes that are lost, a bit for each number.
+    fn lost_copies(&self, disk: &Part) -> Option<u64> {
+        let members = self.context.members.read();
+        let is_lost = |node: &str| members.get(node).is_some_and(|record| self.context.is_fenced(record));
+        let lost = self.share.copies(disk).filter(|copy| is_lost(&copy.node));
+        self.share.is_replicated(disk).then(|| lost.fold(0, |bits, copy| bits | 1 << copy.index))
     }
 
     fn renew_call_gate(&mut self) {
@@ -959,6 +990,7 @@ impl Parts {
             Endpoint::CALLS => Some(self.lost),
             // As it is now: one that begins because of a verdict is told of it.
             Endpoint::FS => Some(self.lost_seats()),
+            Endpoint::DISK => self.lost_copies(part),
             _ => None,
         };
         if let (Some(options), Some(lost)) = (options.as_object_mut(), lost) {
@@ -968,7 +1000,7 @@ impl Parts {
         let epoch = format!("/epochs/{}/{endpoint}", self.share.id);
         // A server that ever had an epoch had its image before.
         let last = records::read(engine, &epoch)?;
-        let image = if last.is_some() { Image::Demanded } else { Image::Made };
+        let image = if self.may_make_image(part, last.is_some()) { Image::Made } else { Image::Demanded };
         let fds = self.descriptors(part, image)?;
         // Raised in the engine: whoever starts this server next, on whichever node, gets a higher one.
         let epoch = records::raise_from(engine, &epoch, last)?;
@@ -994,6 +1026,13 @@ impl Parts {
             restarts,
             serving: kind.serving,
         })
+    }
+
+    /// Numbers of copies are given again: of one of them its own file tells whether it is new.
+    fn may_make_image(&self, part: &Part, ever_ran: bool) -> bool {
+        let copy = self.share.instance(part).filter(|one| one.kind.name() == COPY);
+        let volume = copy.and_then(|copy| copy.volume.as_ref());
+        volume.map_or(!ever_ran, |volume| !self.images().join(volume.kept_file()).exists())
     }
 
     fn descriptors(&self, part: &Part, found: Image) -> Result<BTreeMap<String, OwnedFd>, Problem> {
@@ -1075,7 +1114,7 @@ impl Parts {
     /// Opened for a server that may not open anything; made for one that never ran. A disk's size is fixed. An image
     /// that is gone is not made anew: an empty tree in place of people's files would be a lie.
     fn open_image(&self, name: &str, volume: Option<&Volume>, found: Image) -> Result<File, Problem> {
-        let path = self.state_dir.join("images").join(name);
+        let path = self.images().join(name);
         let file = OpenOptions::new()
             .read(true)
             .write(true)

@@ -89,8 +89,13 @@ impl Share {
 
     /// Whether it is a disk with several copies.
     pub fn is_replicated(&self, part: &Part) -> bool {
-        let disk = self.instance(part).filter(|instance| instance.kind == mgmt_api::ServerKind::DISK);
-        disk.is_some_and(|disk| self.copies_of(disk).next().is_some())
+        self.copies(part).next().is_some()
+    }
+
+    /// Of a disk.
+    pub fn copies<'a>(&'a self, disk: &Part) -> impl Iterator<Item = &'a Instance> {
+        let disk = self.instance(disk).filter(|instance| instance.kind == mgmt_api::ServerKind::DISK);
+        disk.into_iter().flat_map(|disk| self.copies_of(disk))
     }
 
     fn copies_of<'a>(&'a self, disk: &'a Instance) -> impl Iterator<Item = &'a Instance> {
@@ -119,9 +124,18 @@ impl Share {
 
     /// The options in a server's spawn record. `None`: the container has not what they are about.
     pub fn options(&self, part: &Part) -> Option<Value> {
+        self.options_where(part, |_| true)
+    }
+
+    /// Those of which a server hears by nothing else while it runs.
+    pub fn lasting_options(&self, part: &Part) -> Option<Value> {
+        self.options_where(part, |setting| setting != Setting::Copies)
+    }
+
+    fn options_where(&self, part: &Part, is_meant: impl Fn(Setting) -> bool) -> Option<Value> {
         let Part::Server(kind, _) = part else { return None };
         let mut options = Map::new();
-        for (name, setting) in kind.options {
+        for (name, setting) in kind.options.iter().filter(|option| is_meant(option.1)) {
             let first = |kind: &str| self.placement.instances.iter().find(|one| one.kind.name() == kind);
             let value = match setting {
                 Setting::EndpointOf(kind) => json!(first(kind)?.endpoint),

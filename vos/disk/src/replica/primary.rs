@@ -45,6 +45,8 @@ const TICK: Duration = Duration::from_millis(50);
 const SILENT: Duration = Duration::from_millis(400);
 /// Before a link that broke begins anew.
 const LINK_PAUSE: Duration = Duration::from_millis(20);
+/// Before there is one to a node that was given up.
+const LOST_PAUSE: Duration = Duration::from_secs(1);
 /// Before the engine is asked again.
 const DESK_PAUSE: Duration = Duration::from_millis(200);
 /// Blocks of one piece of a discard.
@@ -58,6 +60,8 @@ pub struct SetOptions {
     /// The copy beside it.
     pub own: Replica,
     pub others: Vec<Replica>,
+    /// On nodes that the cluster gave up.
+    pub lost: Vec<Replica>,
     /// Of the record, at the desk.
     pub key: String,
 }
@@ -77,6 +81,8 @@ struct RecordDesk {
 
 pub struct MirroredDisk {
     machine: Primary<Content>,
+    port: SharedPort,
+    set: u64,
     links: BTreeMap<Replica, Link>,
     /// Links that begin anew, and when.
     pausing: BTreeMap<Replica, Instant>,
@@ -148,7 +154,9 @@ impl MirroredDisk {
         let now = Instant::now();
         let mut disk = MirroredDisk {
             machine: Primary::begin(layout, record, promised_ms),
-            pausing: links.keys().map(|member| (*member, now)).collect(),
+            pausing: links.keys().map(|member| (*member, now + pause_before(member, options))).collect(),
+            port: port.clone(),
+            set: options.set,
             links,
             inbox,
             desk,
@@ -167,6 +175,10 @@ impl MirroredDisk {
             due: now,
             failure: None,
         };
+        for member in &options.lost {
+            let acts = disk.machine.lost(*member, 0);
+            disk.act(acts);
+        }
         disk.turn(now);
         Ok(disk)
     }
@@ -277,6 +289,7 @@ impl MirroredDisk {
             let now_ms = self.now_ms();
             let acts = self.machine.decided(decided, now_ms);
             self.act(acts);
+            self.follow_members(now);
         }
         let is_silent =
             |one: &(&Replica, &Link)| one.1.silent_for() > SILENT && self.machine.record().is_current(*one.0);
@@ -301,6 +314,29 @@ impl MirroredDisk {
             let now_ms = self.now_ms();
             let acts = self.machine.tick(now_ms);
             self.act(acts);
+        }
+    }
+
+    /// A link to each member that came, and none to who left.
+    fn follow_members(&mut self, now: Instant) {
+        let members = &self.machine.record().members;
+        let gone: Vec<Replica> = self.links.keys().filter(|member| !members.contains_key(member)).copied().collect();
+        let came = members.keys().filter(|member| !self.links.contains_key(member)).copied();
+        for member in came.collect::<Vec<_>>() {
+            match Link::open(&self.port, member, self.set, &self.inbox, &self.handle) {
+                Ok(link) => {
+                    tracing::info!(copy = member.0, "a copy more");
+                    self.links.insert(member, link);
+                    self.pausing.insert(member, now);
+                }
+                Err(error) => tracing::error!(copy = member.0, %error, "no such copy"),
+            }
+        }
+        for member in gone {
+            tracing::info!(copy = member.0, "a copy less");
+            self.lose(member, now);
+            self.pausing.remove(&member);
+            self.links.remove(&member);
         }
     }
 
@@ -624,6 +660,11 @@ impl disk_core::Bulk for Heap {
 }
 
 // ---- how it becomes primary
+
+/// Nobody waits for a node that was given up; it may come back all the same.
+fn pause_before(member: &Replica, options: &SetOptions) -> Duration {
+    if options.lost.contains(member) { LOST_PAUSE } else { Duration::ZERO }
+}
 
 /// The record of the epoch that begins now.
 fn take_over(desk: &mut RecordDesk, options: &SetOptions, copy: &OwnCopy) -> Result<ReplicaRecord, Failure> {

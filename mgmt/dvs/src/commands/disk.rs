@@ -1,0 +1,338 @@
+//! `dvs disk`: disks of containers, and their copies.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use mgmt_api::{Dc, DiskCopyState, DiskStore, ServerKind};
+use serde::Serialize;
+
+use super::dc::view;
+use super::{Outcome, block_on, daemon, names, print, say};
+use crate::cli::Global;
+use crate::errors::Failure;
+use crate::output::{self, Row, Table};
+
+/// Between two looks at how far a copy is.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// Disks of containers, and their copies
+#[derive(Subcommand, Debug)]
+#[command(
+    visible_alias = "disks",
+    after_help = "\
+A disk belongs to a container; the first one holds its file tree. dvs dc create makes it, with copies on several nodes if \
+asked to (--replicas 2), and dvs dc delete removes it.
+
+Examples:
+  dvs disk ls
+  dvs disk inspect shop root
+  dvs disk replica add shop root n3       one copy more, on n3"
+)]
+pub enum Command {
+    /// List disks, where they stand and how many copies have everything.
+    #[command(visible_alias = "list")]
+    Ls {
+        /// Of this container alone.
+        #[arg(add = names::containers())]
+        dc: Option<String>,
+    },
+    /// Show a disk and the state of each of its copies.
+    Inspect {
+        /// Container.
+        #[arg(add = names::containers())]
+        dc: String,
+        /// Disk, as dvs disk ls names it: root.
+        #[arg(default_value = "root")]
+        disk: String,
+    },
+    #[command(subcommand)]
+    Replica(ReplicaCommand),
+}
+
+/// Copies of a disk: one more, one less, another primary
+#[derive(Subcommand, Debug)]
+#[command(
+    visible_alias = "replicas",
+    after_help = "\
+All that is written is on each copy that is current before it is done. One of them is the primary, beside which the disk \
+stands; when its node is lost the disk goes on beside another one.
+
+Examples:
+  dvs disk replica add shop root n3 --wait
+  dvs disk replica remove shop root n2
+  dvs disk replica promote shop root n3"
+)]
+pub enum ReplicaCommand {
+    Add(AddOptions),
+    Remove(RemoveOptions),
+    Promote(PromoteOptions),
+}
+
+/// Have one copy more, on another node of the container
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Also of a disk that has no copies: what it is becomes the first one. Programs go on meanwhile; writes take as long as the \
+slower of the nodes from then on. The node needs as much space as the disk is large.
+
+Examples:
+  dvs disk replica add shop root n3
+  dvs disk replica add shop root n3 --wait     answers when it has everything")]
+pub struct AddOptions {
+    #[command(flatten)]
+    meant: Meant,
+    /// Until it has everything, however long that takes.
+    #[arg(long)]
+    wait: bool,
+}
+
+/// Have one copy less
+#[derive(Args, Debug)]
+#[command(after_help = "\
+What is on its node of it is removed. Refused for the copy beside which the disk stands: dvs server move first.
+
+Examples:
+  dvs disk replica remove shop root n2
+  dvs disk replica remove --force shop root n2     n2 has everything, and the others never come back")]
+pub struct RemoveOptions {
+    #[command(flatten)]
+    meant: Meant,
+    /// Also when it may be the only one that has everything.
+    #[arg(long)]
+    force: bool,
+}
+
+/// Have a disk stand beside another one of its copies
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Without --force the copy has everything, and programs notice a pause of about a second. With --force it is one that \
+misses something, where no node is there whose copy has everything: what it misses is lost for good, also when one of \
+those nodes comes back; its copy is refused then (remove it, and add it anew).
+
+Examples:
+  dvs disk replica promote shop root n2
+  dvs disk replica promote --force shop root n2     n1 burnt down; what n2 had is what there is")]
+pub struct PromoteOptions {
+    #[command(flatten)]
+    meant: Meant,
+    /// Give up what the copy misses.
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Args, Debug)]
+struct Meant {
+    /// Container.
+    #[arg(add = names::containers())]
+    dc: String,
+    /// Disk, as dvs disk ls names it: root.
+    disk: String,
+    /// Node.
+    #[arg(add = names::nodes())]
+    node: String,
+}
+
+/// A disk, as people see it.
+#[derive(Clone, PartialEq, Serialize, Debug)]
+pub struct DiskView {
+    pub dc: String,
+    pub disk: String,
+    pub bytes: u64,
+    pub store: DiskStore,
+    /// Where it stands.
+    pub node: String,
+    /// Raised with each start of a disk that has copies, and when it stands elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u32>,
+    /// Raised when a copy begins or ceases to have everything.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u64>,
+    pub copies: Vec<CopyView>,
+}
+
+#[derive(Clone, PartialEq, Serialize, Debug)]
+pub struct CopyView {
+    pub node: String,
+    /// Absent: not known, because the container was never started, or the disk has not heard of it yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<DiskCopyState>,
+}
+
+fn disks_of(dc: &Dc) -> Vec<DiskView> {
+    let disks = dc.placement.instances.iter().filter(|one| one.kind == ServerKind::DISK);
+    let described = disks.filter_map(|disk| {
+        let volume = disk.volume.as_ref()?;
+        let is_copy = |one: &&mgmt_api::Instance| {
+            one.kind != ServerKind::DISK && one.volume.as_ref().is_some_and(|it| it.name == volume.name)
+        };
+        let set = dc.copies.iter().find(|set| set.disk == volume.name);
+        let state = |node: &str| Some(set?.copies.iter().find(|copy| copy.node == node)?.state);
+        let copies = dc.placement.instances.iter().filter(is_copy);
+        let copies = copies.map(|copy| CopyView { node: copy.node.clone(), state: state(&copy.node) });
+        Some(DiskView {
+            dc: dc.spec.name.clone(),
+            disk: volume.name.clone(),
+            bytes: volume.bytes,
+            store: volume.store.clone(),
+            node: disk.node.clone(),
+            epoch: set.map(|set| set.epoch),
+            generation: set.map(|set| set.generation),
+            copies: copies.collect(),
+        })
+    });
+    described.collect()
+}
+
+pub fn execute(global: &Global, command: &Command) -> Outcome {
+    match command {
+        Command::Ls { dc } => {
+            let disks = block_on(list(global, dc.as_deref()))??;
+            print(|out| output::list(out, global.output, &disks))
+        }
+        Command::Inspect { dc, disk } => {
+            let shown = one(&block_on(daemon(global)?.dc(dc))??, disk)?;
+            print(|out| output::one(out, global.output, &shown, show))
+        }
+        Command::Replica(ReplicaCommand::Add(options)) => add(global, options),
+        Command::Replica(ReplicaCommand::Remove(RemoveOptions { meant: Meant { dc, disk, node }, force })) => {
+            let now = block_on(daemon(global)?.remove_replica(dc, disk, node, *force))??;
+            say(&format!("disk '{disk}' of container '{dc}' has no copy on {node} any more"));
+            print(|out| view::changed(out, global.output, &now))
+        }
+        Command::Replica(ReplicaCommand::Promote(PromoteOptions { meant: Meant { dc, disk, node }, force })) => {
+            let now = block_on(daemon(global)?.promote_replica(dc, disk, node, *force))??;
+            say(&format!("disk '{disk}' of container '{dc}' stands on {node}"));
+            print(|out| view::changed(out, global.output, &now))
+        }
+    }
+}
+
+fn add(global: &Global, options: &AddOptions) -> Outcome {
+    let Meant { dc, disk, node } = &options.meant;
+    let daemon = daemon(global)?;
+    let mut now = block_on(daemon.add_replica(dc, disk, node))??;
+    let has_all = |now: &Dc| {
+        let disks = disks_of(now).into_iter().filter(|one| one.disk == *disk);
+        disks.flat_map(|one| one.copies).any(|copy| {
+            copy.node == *node && matches!(copy.state, Some(DiskCopyState::Current | DiskCopyState::Primary))
+        })
+    };
+    while options.wait && !has_all(&now) {
+        std::thread::sleep(LOOK_AGAIN);
+        now = block_on(daemon.dc(dc))??;
+    }
+    match has_all(&now) {
+        true => say(&format!("disk '{disk}' of container '{dc}' has a copy on {node}, with everything")),
+        false => {
+            say(&format!(
+                "disk '{disk}' of container '{dc}' has a copy on {node}; until it has everything: dvs disk ls"
+            ));
+        }
+    }
+    print(|out| view::changed(out, global.output, &now))
+}
+
+/// How copies of a disk are is told of one container at a time.
+async fn list(global: &Global, dc: Option<&str>) -> Result<Vec<DiskView>, Failure> {
+    let daemon = daemon(global)?;
+    let names = match dc {
+        Some(dc) => vec![dc.to_owned()],
+        None => daemon.dcs().await?.into_iter().map(|dc| dc.spec.name).collect(),
+    };
+    let mut disks = Vec::new();
+    for name in names {
+        match daemon.dc(&name).await {
+            Ok(whole) => disks.extend(disks_of(&whole)),
+            Err(error) if dc.is_some() => return Err(error.into()),
+            // It was deleted meanwhile.
+            Err(_) => (),
+        }
+    }
+    Ok(disks)
+}
+
+fn one(dc: &Dc, disk: &str) -> Result<DiskView, Failure> {
+    let disks = disks_of(dc);
+    let known: Vec<String> = disks.iter().map(|one| one.disk.clone()).collect();
+    disks.into_iter().find(|one| one.disk == disk).ok_or_else(|| {
+        Failure::new(format!("container '{}' has no disk '{disk}'", dc.spec.name))
+            .hint(format!("one of {}", known.join(", ")))
+    })
+}
+
+impl DiskView {
+    /// In a few words.
+    fn state(&self) -> String {
+        if self.copies.is_empty() {
+            return "-".to_owned();
+        }
+        let have_all = self.copies.iter().filter(|copy| has_all(copy)).count();
+        let unknown = self.copies.iter().all(|copy| copy.state.is_none());
+        match (have_all, self.copies.len()) {
+            (_, all) if unknown => all.to_string(),
+            (have, all) if have == all => format!("{all}"),
+            (have, all) => format!("{all}, {have} with everything"),
+        }
+    }
+}
+
+fn has_all(copy: &CopyView) -> bool {
+    matches!(copy.state, Some(DiskCopyState::Primary | DiskCopyState::Current))
+}
+
+fn store(store: &DiskStore) -> &'static str {
+    match store {
+        DiskStore::Image => "set aside",
+        DiskStore::Sparse => "sparse",
+    }
+}
+
+fn show(disk: &DiskView, out: &mut io::StdoutLock<'_>) -> io::Result<()> {
+    let mut facts = Table::new(&["DISK", &disk.disk]);
+    let mut fact = |name: &str, value: String| facts.push(vec![name.to_owned(), value]);
+    fact("container", disk.dc.clone());
+    fact("size", output::bytes(disk.bytes));
+    fact("space", store(&disk.store).to_owned());
+    fact("stands on", disk.node.clone());
+    disk.epoch.iter().for_each(|epoch| fact("epoch", epoch.to_string()));
+    disk.generation.iter().for_each(|generation| fact("generation", generation.to_string()));
+    facts.print(out)?;
+    if disk.copies.is_empty() {
+        return writeln!(
+            out,
+            "\nno copies: it is lost with its node (dvs disk replica add {} {} NODE)",
+            disk.dc, disk.disk
+        );
+    }
+    writeln!(out)?;
+    let mut copies = Table::new(&["COPY ON", "STATE"]);
+    for copy in &disk.copies {
+        copies.push(vec![copy.node.clone(), copy.state.map_or("-".to_owned(), |state| state.to_string())]);
+    }
+    copies.print(out)
+}
+
+impl Row for DiskView {
+    const HEADINGS: &'static [&'static str] = &["DC", "DISK", "SIZE", "SPACE", "ON", "COPIES"];
+
+    fn cells(&self) -> Vec<String> {
+        let copies = if self.copies.is_empty() {
+            String::new()
+        } else {
+            let nodes: Vec<&str> = self.copies.iter().map(|copy| copy.node.as_str()).collect();
+            format!(" ({})", nodes.join(","))
+        };
+        vec![
+            self.dc.clone(),
+            self.disk.clone(),
+            output::bytes(self.bytes),
+            store(&self.store).to_owned(),
+            self.node.clone(),
+            format!("{}{copies}", self.state()),
+        ]
+    }
+
+    fn name(&self) -> String {
+        format!("{}/{}", self.dc, self.disk)
+    }
+}
