@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use abi::Endpoint;
 use histories::rng::{Rng, seeds};
-use libvos::{DiskClient, Durability, Need, Size};
+use libvos::{DiskClient, Durability, Epochs, Need, Size};
 use replica_core::{EXTENT_BLOCKS, Replica, ReplicaRecord};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use serde_json::json;
 use vos_api::desk::{DeskQuestion, Edit, FromDesk, Given, Known, PACKET_BYTES_MAX, ToDesk, Unanswered};
@@ -24,6 +25,8 @@ const BLOCK: usize = 4096;
 const BLOCKS: u64 = 2048;
 const SIZE: Size = Size { entries: 64, arena_bytes: 8 << 20 };
 const SET: u64 = 77;
+/// So long a disk may answer without asking its copies.
+const LEASE: Duration = Duration::from_millis(500);
 /// All that is waited for here comes in seconds.
 const SOON: Duration = Duration::from_secs(30);
 
@@ -38,6 +41,11 @@ fn main() -> std::process::ExitCode {
                 another_copy_takes_over_with_all_that_was_acknowledged,
             ),
             ("nothing_is_decided_while_the_engine_is_away", nothing_is_decided_while_the_engine_is_away),
+            (
+                "owner_whose_successor_came_meanwhile_is_not_told_that_it_holds_the_volume",
+                owner_whose_successor_came_meanwhile_is_not_told_that_it_holds_the_volume,
+            ),
+            ("copies_come_and_go_while_the_disk_serves", copies_come_and_go_while_the_disk_serves),
             (
                 "disk_is_refused_a_copy_of_another_set_or_one_that_lost_its_data",
                 disk_is_refused_a_copy_of_another_set_or_one_that_lost_its_data,
@@ -61,6 +69,8 @@ struct Engine {
     /// After the revision of the last change.
     entries: Mutex<(u64, Entries)>,
     is_away: AtomicBool,
+    /// The engine's ends of desks of servers that live.
+    desks: Mutex<Vec<OwnedFd>>,
 }
 
 impl Engine {
@@ -69,6 +79,7 @@ impl Engine {
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket pair");
         let engine = Arc::clone(self);
+        self.desks.lock().expect("nobody panicked").push(ours.try_clone().expect("a descriptor"));
         std::thread::spawn(move || engine.serve(&ours));
         theirs
     }
@@ -128,15 +139,23 @@ impl Engine {
 
     /// As whoever places the disk: it is to stand beside this copy.
     fn place_at(&self, copy: usize) {
-        let record = self.record().expect("it was begun");
-        if record.primary == Replica(copy as u8) {
+        if self.record().is_some_and(|record| record.primary == Replica(copy as u8)) {
             return;
         }
-        let next = record.succeeded_by(Replica(copy as u8)).expect("it is current");
-        let mut entries = self.entries.lock().expect("nobody panicked");
-        entries.0 += 1;
-        let revision = entries.0;
-        entries.1.insert("disk.0".to_owned(), (serde_json::to_vec(&next).expect("a record"), revision));
+        self.edit(|record| record.succeeded_by(Replica(copy as u8)));
+    }
+
+    /// As somebody who is not the disk, which hears of it.
+    fn edit(&self, change: impl FnOnce(ReplicaRecord) -> Option<ReplicaRecord>) {
+        let mut guard = self.entries.lock().expect("nobody panicked");
+        let (revision, entries) = &mut *guard;
+        let (value, modified) = entries.get_mut("disk.0").expect("it was begun");
+        let next = change(serde_json::from_slice(value).expect("a record")).expect("it can be so");
+        *revision += 1;
+        (*value, *modified) = (serde_json::to_vec(&next).expect("a record"), *revision);
+        let known = Known { key: "disk.0".to_owned(), value: value.clone(), created: 1, modified: *modified };
+        let said = FromDesk::Put(known).encode();
+        self.desks.lock().expect("nobody panicked").retain(|desk| send(desk, &said, SendFlags::NOSIGNAL).is_ok());
     }
 }
 
@@ -307,6 +326,66 @@ fn another_copy_takes_over_with_all_that_was_acknowledged() {
     set.await_all_current();
     set.assert_equal();
     drop(other);
+}
+
+fn owner_whose_successor_came_meanwhile_is_not_told_that_it_holds_the_volume() {
+    let set = Set::new(2);
+    let (_own, other) = (set.copy(0), set.copy(1));
+    let mut program = set.program(0);
+    program.options["owner"] = json!(Endpoint::FS.number());
+    let _disk = set.world.start(program);
+    let port = set.world.port(Endpoint::FS, 1);
+    let owner =
+        |own| DiskClient::new(set.world.blocking_as(port.clone(), Endpoint::DISK, SIZE, Epochs { server: 1, own }));
+    let first = owner(1);
+    first.info().expect("told");
+    set.await_all_current();
+    // Nobody is promised anything without the other one, or a decision.
+    set.engine.is_away.store(true, Ordering::Release);
+    other.kill();
+    std::thread::sleep(2 * LEASE);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| first.hold());
+        std::thread::sleep(LEASE);
+        assert!(!waiting.is_finished());
+        let second = owner(2);
+        second.info().expect("told");
+        set.engine.is_away.store(false, Ordering::Release);
+        assert_eq!(waiting.join().expect("no panic"), Err(Errno::STALE));
+        assert!(second.hold().is_ok_and(|hold| hold <= LEASE));
+    });
+}
+
+fn copies_come_and_go_while_the_disk_serves() {
+    let set = Set::new(3);
+    let _first_two = (set.copy(0), set.copy(1));
+    let mut program = set.program(0);
+    program.options["copies"] = json!(0b11);
+    let _disk = set.world.start(program);
+    let client = set.client();
+    set.await_record("two", |record| record.current().count() == 2);
+    let write = |index: u64, version| {
+        client.write(index * BLOCK as u64, &block(index, version), Durability::Server).expect("written");
+    };
+    (0..300).for_each(|index| write(index, 1));
+    let third = set.copy(2);
+    set.engine.edit(|record| record.joined_by(Replica(2)));
+    (0..300).for_each(|index| write(index * 3, 2));
+    set.await_all_current();
+    set.assert_equal();
+    // What it misses from then on nobody knows, and nobody needs to.
+    set.engine.edit(|record| record.dismissed(Replica(2)));
+    set.await_record("two again", |record| !record.members.contains_key(&Replica(2)));
+    write(0, 3);
+    third.kill();
+    (0..10).for_each(|index| write(index, 4));
+    set.engine.edit(|record| Some(record.forgotten(Replica(2))));
+    assert_ne!(set.bytes(2), set.bytes(0));
+    let _third = set.copy(2);
+    set.engine.edit(|record| record.joined_by(Replica(2)));
+    set.await_all_current();
+    write(0, 5);
+    set.assert_equal();
 }
 
 fn nothing_is_decided_while_the_engine_is_away() {
