@@ -8,14 +8,18 @@
 //! - [`places`]: where the processes run.
 //! - [`nodes`]: two nodes on this machine.
 //! - [`death`]: how soon a dead peer is noticed.
+//! - [`containers`]: clusters, programs and results of what is measured in containers.
 //! - [`processes`]: what programs pay for one process table over nodes.
+//! - [`disks`]: what it costs that a disk survives the loss of its node.
 //! - [`figures`]: what a measurement gives, medians, ratios.
 //! - [`bars`]: what is to be reached.
 //! - [`table`]: how it is shown.
 //! - [`ending`]: what is taken away when a signal ends the run.
 
 mod bars;
+mod containers;
 mod death;
+mod disks;
 mod ending;
 mod figures;
 mod mechanism;
@@ -49,6 +53,7 @@ const EXAMPLES: &str = "Examples:
   dvs-bench ipc                                          one machine, about eight minutes
   dvs-bench proxy                                        two nodes on this machine, about three minutes; needs root
   dvs-bench proc                                         a cluster of three nodes on this machine, ten minutes; needs root
+  dvs-bench disk                                         a cluster of three nodes on this machine, five minutes; needs root
   dvs-bench ipc --only pipe,m3ipc-adaptive --placement free --pairs 1 --clients 1 --rounds 9
   dvs-bench ipc --section death
   dvs-bench ipc --json figures.json --check              for a machine to read; exit status 1 when a bar is not reached
@@ -63,9 +68,11 @@ enum Command {
     Proxy(Common),
     /// Processes, signals, jobs and services of a container over three nodes, beside the same without one.
     Proc(processes::Arguments),
+    /// Files of a container whose disk has two copies, beside one with one copy and the machine's own file system.
+    Disk(disks::Arguments),
     /// What of it runs natively or in the container.
     #[command(hide = true, subcommand)]
-    Program(processes::program::Program),
+    Program(containers::program::Program),
     /// One of the two processes of a pair.
     #[command(hide = true)]
     Role(role::Arguments),
@@ -155,7 +162,8 @@ fn main() -> ExitCode {
         Command::Ipc(arguments) => ipc(&arguments),
         Command::Proxy(arguments) => proxy(&arguments),
         Command::Proc(arguments) => processes::run(&arguments),
-        Command::Program(program) => processes::program::run(&program).map(|()| ExitCode::SUCCESS),
+        Command::Disk(arguments) => disks::run(&arguments),
+        Command::Program(program) => containers::program::run(&program).map(|()| ExitCode::SUCCESS),
         Command::Role(arguments) => role::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Link => Ok(nodes::link()),
         Command::Mourn(arguments) => death::mourn(&arguments).map(|()| ExitCode::SUCCESS),

@@ -4,15 +4,14 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::program::Basics;
-use super::results::{Manner, Results, Subject};
-use super::testbed::{DC, NODES, Testbed, eventually, native};
 use super::{Arguments, Section};
 use crate::Outcome;
-use crate::figures::Spread;
+use crate::containers::program::Basics;
+use crate::containers::results::{Manner, Results, Subject};
+use crate::containers::testbed::{DC, NODES, Testbed, eventually, native};
+use crate::containers::{median, read};
 use crate::mechanism::Mechanism;
 use crate::run::Streams;
 
@@ -59,14 +58,6 @@ pub fn all(arguments: &Arguments, dvs: &Path) -> Outcome<Results> {
         run.services()?;
     }
     Ok(run.results)
-}
-
-fn read<T: DeserializeOwned>(line: &str) -> Outcome<T> {
-    Ok(serde_json::from_str(line).map_err(|error| format!("figures that make no sense ({error}): {line}"))?)
-}
-
-fn median(values: Vec<f64>) -> Outcome<f64> {
-    Ok(Spread::of(values).ok_or("nothing was measured")?.median)
 }
 
 impl Run<'_> {
@@ -122,9 +113,7 @@ impl Run<'_> {
     fn signals(&mut self, testbed: &Testbed) -> Outcome<()> {
         let seconds = self.arguments.seconds.to_string();
         for round in 0..self.arguments.rounds {
-            let mut echo = testbed.begin(DC, NODES[1], &["echo"])?;
-            let trip: f64 = read(&testbed.program(DC, NODES[0], &["call", echo.first(), "--seconds", &seconds])?)?;
-            echo.line()?;
+            let trip = testbed.far_trip(DC, &seconds)?;
             let mut hears = testbed.begin(DC, NODES[1], &["hear", SIGNALS])?;
             let told: Vec<u64> = read(&testbed.program(DC, NODES[0], &["tell", hears.first(), SIGNALS])?)?;
             let heard: Vec<u64> = read(&hears.line()?)?;

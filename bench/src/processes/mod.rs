@@ -1,20 +1,16 @@
 //! What programs of a container pay for one process table over its nodes, beside the same without a container, in one
 //! run and in turn.
 //!
-//! - [`testbed`]: a development cluster of this run alone.
-//! - [`program`]: what runs natively, and in the container.
-//! - [`measure`]: each section's measurements.
-//! - [`results`]: what was measured, what is to be reached, and how it is shown.
+//! [`measure`]: each section's measurements.
 
 mod measure;
-pub mod program;
-mod results;
-mod testbed;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::Outcome;
+use crate::containers;
+use crate::containers::results::Part;
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -79,10 +75,8 @@ impl std::fmt::Display for Section {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome<ExitCode> {
-    let dvs = arguments.dvs.canonicalize().map_err(|error| {
-        format!("{} is not there ({error}); make build makes it, --dvs names another one", arguments.dvs.display())
-    })?;
+    let dvs = containers::binary(&arguments.dvs)?;
     let results = measure::all(arguments, &dvs)?;
     print!("{}", results.table());
-    crate::finish(&results, &results.bars(), arguments.json.as_deref(), arguments.check)
+    crate::finish(&results, &results.bars(Part::Processes), arguments.json.as_deref(), arguments.check)
 }

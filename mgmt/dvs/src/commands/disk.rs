@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use client::Client;
 use mgmt_api::{Dc, DiskCopyState, DiskStore, ServerKind};
 use serde::Serialize;
 
@@ -186,7 +187,7 @@ fn disks_of(dc: &Dc) -> Vec<DiskView> {
 pub fn execute(global: &Global, command: &Command) -> Outcome {
     match command {
         Command::Ls { dc } => {
-            let disks = block_on(list(global, dc.as_deref()))??;
+            let disks = block_on(list(&daemon(global)?, dc.as_deref()))??;
             print(|out| output::list(out, global.output, &disks))
         }
         Command::Inspect { dc, disk } => {
@@ -211,6 +212,10 @@ fn add(global: &Global, options: &AddOptions) -> Outcome {
     let Meant { dc, disk, node } = &options.meant;
     let daemon = daemon(global)?;
     let mut now = block_on(daemon.add_replica(dc, disk, node))??;
+    if disks_of(&now).iter().any(|one| one.disk == *disk && one.copies.is_empty()) {
+        say(&format!("disk '{disk}' of container '{dc}' is on {node} already, and has no copies"));
+        return print(|out| view::changed(out, global.output, &now));
+    }
     let has_all = |now: &Dc| {
         let disks = disks_of(now).into_iter().filter(|one| one.disk == *disk);
         disks.flat_map(|one| one.copies).any(|copy| {
@@ -233,8 +238,7 @@ fn add(global: &Global, options: &AddOptions) -> Outcome {
 }
 
 /// How copies of a disk are is told of one container at a time.
-async fn list(global: &Global, dc: Option<&str>) -> Result<Vec<DiskView>, Failure> {
-    let daemon = daemon(global)?;
+async fn list(daemon: &Client, dc: Option<&str>) -> Result<Vec<DiskView>, Failure> {
     let names = match dc {
         Some(dc) => vec![dc.to_owned()],
         None => daemon.dcs().await?.into_iter().map(|dc| dc.spec.name).collect(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
-use mgmt_api::{Dc, DcNodeRequest, DcPhase, ErrorBody, ErrorKind, ServerState};
+use mgmt_api::{Dc, DcNodeRequest, DcPhase, ErrorBody, ErrorKind, Instance, ServerState};
 use serde::Deserialize;
 
 use super::dcs::{Progress, draw_set, wait_until};
@@ -52,15 +52,17 @@ pub async fn add(
     let DcNodeRequest { node } = parse(&read_body(body).await?)?;
     let meant = Meant { dc, disk, node };
     let set = draw_set()?;
-    let view = asked(&api, meant, move |context, view, meant| {
+    let (meant, view) = asked(&api, meant, move |context, view, meant| {
         demand_ready(context, view, &meant.node)?;
         let engine = &*context.engine;
         changes::demand_copies(level::of(engine).map_err(|error| Failure::from(error).0)?)?;
         Ok(copies::add(engine, (&view.record, view.modified), &meant.disk, &meant.node, set)?)
     })
     .await?;
-    let (meant, view) = view;
-    if view.record.desired != Desired::Running {
+    // A disk without copies is where it is.
+    let is_copy = |one: &Instance| one.kind.name() == COPY && one.node == meant.node;
+    let is_placed = view.record.placement.instances.iter().any(is_copy);
+    if view.record.desired != Desired::Running || !is_placed {
         return Ok(Json(api.describe(&view)));
     }
     let mirror = &api.context.answers.mirror;

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, test_kill_
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
+use super::files;
 use crate::Outcome;
 use crate::mechanism::{Caller, STOP, m3ipc};
 use crate::role::new_latencies;
@@ -61,6 +62,14 @@ pub enum Program {
         #[arg(long)]
         seconds: f64,
     },
+    /// A block after the other, each made durable; microseconds at the median.
+    DurableWrites { file: PathBuf, count: u32 },
+    /// A long file; MB/s until it is durable.
+    LongFile { file: PathBuf, bytes: u64 },
+    /// Small files; so many a second.
+    SmallFiles { directory: PathBuf, count: u32 },
+    /// Writes until its input ends; milliseconds of the longest write.
+    LongestPause { file: PathBuf },
     /// A server that takes its time to start, and answers every request of HTTP.
     Serve {
         #[arg(long)]
@@ -100,6 +109,10 @@ pub fn run(program: &Program) -> Outcome<()> {
             m3ipc::serve(Path::new(BROKER), WaitMode::default(), 1, ready)
         }
         Program::Call { endpoint, seconds } => tell(&call(endpoint, Duration::from_secs_f64(*seconds))?),
+        Program::DurableWrites { file, count } => tell(&files::durable_writes(file, *count)?),
+        Program::LongFile { file, bytes } => tell(&files::long_file(file, *bytes)?),
+        Program::SmallFiles { directory, count } => tell(&files::small_files(directory, *count)?),
+        Program::LongestPause { file } => tell(&files::longest_pause(file)?),
         Program::Serve { port, after_ms } => serve(*port, Duration::from_millis(*after_ms)),
     }
 }

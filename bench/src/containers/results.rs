@@ -30,6 +30,22 @@ pub enum Subject {
     BytesTls,
     LostNode,
     Idle,
+    /// 4 KiB and `fdatasync`, one after the other.
+    DurableWrite,
+    LongFile,
+    SmallFiles,
+    /// The longest write over the end of the server of a disk.
+    LostDisk,
+    /// The same over the loss of the node of disk and file server, by which etcd was not led.
+    LostStorage,
+    LostStorageAndLeader,
+}
+
+/// What is measured together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    Processes,
+    Disks,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
@@ -48,6 +64,8 @@ pub enum Manner {
     Allowed,
     /// All daemons and their servers, before there was a container.
     ClusterAlone,
+    /// In a container whose disk has one copy, where `Container` is one whose disk has two.
+    OneCopy,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,10 +81,20 @@ impl Subject {
     fn unit(self) -> Unit {
         match self {
             Subject::Fork | Subject::Exec | Subject::Pipe | Subject::Open | Subject::Kill => Unit::PerSecond,
-            Subject::BytesPlain | Subject::BytesTls => Unit::MbPerSecond,
+            Subject::SmallFiles => Unit::PerSecond,
+            Subject::BytesPlain | Subject::BytesTls | Subject::LongFile => Unit::MbPerSecond,
             Subject::PsOwn | Subject::PsAll | Subject::Job | Subject::LostNode => Unit::Ms,
-            Subject::FarKill | Subject::FarSendrec => Unit::Us,
+            Subject::LostDisk | Subject::LostStorage | Subject::LostStorageAndLeader => Unit::Ms,
+            Subject::FarKill | Subject::FarSendrec | Subject::DurableWrite => Unit::Us,
             Subject::Idle => Unit::Percent,
+        }
+    }
+
+    fn part(self) -> Part {
+        match self {
+            Subject::DurableWrite | Subject::LongFile | Subject::SmallFiles => Part::Disks,
+            Subject::LostDisk | Subject::LostStorage | Subject::LostStorageAndLeader => Part::Disks,
+            _ => Part::Processes,
         }
     }
 
@@ -86,6 +114,12 @@ impl Subject {
             Subject::BytesTls => "bytes to another node, TLS on",
             Subject::LostNode => "service's node lost, until it is healthy",
             Subject::Idle => "idle, of a CPU, three nodes",
+            Subject::DurableWrite => "4 KiB and fdatasync, p50",
+            Subject::LongFile => "a file of 128 MiB, until it is durable",
+            Subject::SmallFiles => "files of 4 KiB",
+            Subject::LostDisk => "disk server killed, longest write",
+            Subject::LostStorage => "node of disk and file server lost, longest write",
+            Subject::LostStorageAndLeader => "the same, and it led etcd",
         }
     }
 }
@@ -100,8 +134,9 @@ impl Manner {
             Manner::Ssh => "ssh, kept",
             Manner::Tcp => "tcp-bulk",
             Manner::Rustls => "rustls-bulk",
-            Manner::Allowed => "2 x sendrec + 100",
+            Manner::Allowed => "what is allowed",
             Manner::ClusterAlone => "cluster alone",
+            Manner::OneCopy => "one copy",
         }
     }
 }
@@ -146,7 +181,7 @@ pub struct Results {
 }
 
 /// A ratio of speeds.
-const RATIOS: [(&str, Subject, Manner, f64); 11] = [
+const RATIOS: [(&str, Subject, Manner, f64); 13] = [
     ("fork + exit", Subject::Fork, Manner::Native, 0.95),
     ("fork + exec + wait", Subject::Exec, Manner::Native, 0.95),
     ("pipe", Subject::Pipe, Manner::Native, 0.95),
@@ -158,6 +193,8 @@ const RATIOS: [(&str, Subject, Manner, f64); 11] = [
     ("on n2 -- true, p50", Subject::Job, Manner::Ssh, 3.0),
     ("64 KiB writes through on, TLS off", Subject::BytesPlain, Manner::Tcp, 0.35),
     ("64 KiB writes through on, TLS on", Subject::BytesTls, Manner::Rustls, 0.5),
+    ("two copies: 4 KiB durable, against 2 x (sendrec + native)", Subject::DurableWrite, Manner::Allowed, 1.0),
+    ("two copies: a long file, against one copy", Subject::LongFile, Manner::OneCopy, 0.5),
 ];
 
 /// Which of the values counts.
@@ -167,11 +204,14 @@ enum Of {
     Most,
 }
 
-const LIMITS: [(&str, Subject, Of, f64); 4] = [
+const LIMITS: [(&str, Subject, Of, f64); 7] = [
     ("ps -ef, 500 here, 500 on two other nodes", Subject::PsAll, Of::Median, 300.0),
     ("on n2 -- true, p50", Subject::Job, Of::Median, 8.0),
     ("service's node lost, most", Subject::LostNode, Of::Most, 3000.0),
     ("idle container, three nodes", Subject::Idle, Of::Median, 0.2),
+    ("disk server killed, longest write, most", Subject::LostDisk, Of::Most, 1000.0),
+    ("node of disk and fs lost, longest write, most", Subject::LostStorage, Of::Most, 3000.0),
+    ("node of disk and fs and etcd's leader lost, most", Subject::LostStorageAndLeader, Of::Most, 5000.0),
 ];
 
 impl Results {
@@ -203,13 +243,13 @@ impl Results {
         Spread::of(self.of((subject, ours)).into_iter().filter_map(ratio).collect())
     }
 
-    pub fn bars(&self) -> Vec<Reached> {
-        let ratios = RATIOS.iter().map(|(what, subject, theirs, times)| Reached {
+    pub fn bars(&self, part: Part) -> Vec<Reached> {
+        let ratios = RATIOS.iter().filter(|bar| bar.1.part() == part).map(|(what, subject, theirs, times)| Reached {
             what,
             goal: Goal::AtLeast { times: *times, theirs: theirs.name().to_owned() },
             measured: self.ratio(*subject, Manner::Container, *theirs),
         });
-        let limits = LIMITS.iter().map(|(what, subject, of, limit)| {
+        let limits = LIMITS.iter().filter(|bar| bar.1.part() == part).map(|(what, subject, of, limit)| {
             let measured = Spread::of(self.of((*subject, Manner::Container)).into_values().collect());
             let counts = |spread: Spread| match of {
                 Of::Median => spread,
@@ -259,7 +299,8 @@ mod tests {
         results.add(Subject::Fork, Manner::Native, 0, 100.0);
         let median = |subject, theirs| results.ratio(subject, Manner::Container, theirs).unwrap().median;
         assert_eq!((median(Subject::Job, Manner::Ssh), median(Subject::Fork, Manner::Native)), (4.0, 0.9));
-        let reached: Vec<&str> = results.bars().into_iter().filter(Reached::is_reached).map(|bar| bar.what).collect();
+        let reached: Vec<&str> =
+            results.bars(Part::Processes).into_iter().filter(Reached::is_reached).map(|bar| bar.what).collect();
         assert_eq!(reached, ["on n2 -- true, p50"]);
     }
 
@@ -269,7 +310,7 @@ mod tests {
         for (round, value) in [(0, 900.0), (1, 1000.0), (2, 3100.0)] {
             results.add(Subject::LostNode, Manner::Container, round, value);
         }
-        let bars = results.bars();
+        let bars = results.bars(Part::Processes);
         let lost = bars.iter().find(|bar| bar.what.starts_with("service")).unwrap();
         assert!(!lost.is_reached());
     }

@@ -85,6 +85,14 @@ impl Testbed {
         Ok(running)
     }
 
+    /// A message from the first node to the second and its answer: microseconds at the median.
+    pub fn far_trip(&self, dc: &str, seconds: &str) -> Outcome<f64> {
+        let mut echo = self.begin(dc, NODES[1], &["echo"])?;
+        let trip = super::read(&self.program(dc, NODES[0], &["call", echo.first(), "--seconds", seconds])?)?;
+        echo.line()?;
+        Ok(trip)
+    }
+
     /// The first processes of the nodes' machines.
     pub fn machines(&self) -> Outcome<Vec<u32>> {
         let record = std::fs::read(self.path().join("run/dev/dev/cluster.json"))?;
@@ -145,6 +153,11 @@ impl Running {
     /// The line with which it said that it is there.
     pub fn first(&self) -> &str {
         &self.first
+    }
+
+    /// It reads nothing more.
+    pub fn end_input(&mut self) {
+        drop(self.child.stdin.take());
     }
 
     /// Empty at the end.
