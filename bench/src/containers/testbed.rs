@@ -24,6 +24,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 pub struct Testbed {
     dvs: PathBuf,
     directory: tempfile::TempDir,
+    /// Whose daemon is asked; any.
+    asked: Option<&'static str>,
     _at_signal: Registered,
 }
 
@@ -36,9 +38,14 @@ impl Testbed {
             take_down(&program, &place);
             let _ = std::fs::remove_dir_all(&place);
         })?;
-        let testbed = Testbed { dvs: dvs.to_owned(), directory, _at_signal: at_signal };
+        let testbed = Testbed { dvs: dvs.to_owned(), directory, asked: None, _at_signal: at_signal };
         testbed.say(&[&["dev", "up", "--nodes", "3"], options].concat())?;
         Ok(testbed)
+    }
+
+    /// From now on this node's daemon is asked, because others are lost.
+    pub fn ask(&mut self, node: &'static str) {
+        self.asked = Some(node);
     }
 
     /// A container over all nodes with this binary in its tree.
@@ -54,7 +61,11 @@ impl Testbed {
     }
 
     pub fn command(&self, arguments: &[impl AsRef<OsStr>]) -> Command {
-        command(&self.dvs, self.path(), arguments)
+        let mut command = command(&self.dvs, self.path(), arguments);
+        if let Some(node) = self.asked {
+            command.env("DVS_SOCKET", self.path().join(format!("run/dev/dev/{node}/dvsd.sock")));
+        }
+        command
     }
 
     /// What it writes.

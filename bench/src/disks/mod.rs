@@ -124,8 +124,9 @@ fn await_both(testbed: &Testbed) -> Outcome<()> {
 
 /// On etcd, as a cluster of several machines has it.
 fn losses(results: &mut Results, dvs: &Path, losses: u32) -> Outcome<()> {
-    let testbed = Testbed::up(dvs, &["--engine", "etcd"])?;
+    let mut testbed = Testbed::up(dvs, &["--engine", "etcd"])?;
     testbed.container(TWO, &[&DISK[..], &["--replicas", "2", "--ds-node", NODES[2]]].concat())?;
+    testbed.ask(NODES[2]);
     for round in 0..losses {
         results.add(Subject::LostDisk, Manner::Container, round, pause(&testbed, AFTER_DISK, || kill_disk(&testbed))?);
     }

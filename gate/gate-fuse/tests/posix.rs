@@ -98,7 +98,7 @@ fn name_that_another_node_replaces_is_there_all_the_time() {
 #[test]
 #[ignore = "takes minutes"]
 fn name_that_is_replaced_is_there_all_the_time_for_long() {
-    for _ in 0..20 {
+    for _ in 0..5 {
         in_private_mounts(|| {
             let world = World::real();
             let mounted = world.mount("m");

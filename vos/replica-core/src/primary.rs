@@ -13,6 +13,8 @@ use crate::{BlockRange, Extent, Layout, RangeSet};
 
 /// So long a current member may be away before it is left behind.
 pub const AWAY_MS: u64 = 300;
+/// When no client has asked for so long, nobody is asked for leases: the next one who asks waits for them.
+const IDLE_MS: u64 = 1000;
 /// Copies under way to each member that catches up, and blocks of each.
 const COPIES: usize = 8;
 const COPY_BLOCKS: u32 = 64;
@@ -181,6 +183,8 @@ pub struct Primary<D> {
     peers: BTreeMap<Replica, Peer>,
     operations: BTreeMap<u64, CopyOperation<D>>,
     held: VecDeque<(u64, DiskRequest<D>)>,
+    /// When a client asked last.
+    asked_ms: u64,
     next_seq: u64,
     /// Every write up to it is durable on all current members.
     flushed: u64,
@@ -204,6 +208,7 @@ impl<D: Clone> Primary<D> {
             peers,
             operations: BTreeMap::new(),
             held: VecDeque::new(),
+            asked_ms: 0,
             next_seq: 1,
             flushed: 0,
             hot: BTreeMap::new(),
@@ -223,6 +228,25 @@ impl<D: Clone> Primary<D> {
 
     pub fn is_serving(&self) -> bool {
         self.phase == Phase::Serves
+    }
+
+    /// Whether time alone changes nothing.
+    pub fn is_quiet(&self, now_ms: u64) -> bool {
+        let is_settled = |one: (&Replica, &Peer)| {
+            let (member, peer) = one;
+            peer.catches_up.is_none() && (peer.away_since_ms.is_none() || !self.record.is_current(*member))
+        };
+        self.phase == Phase::Serves
+            && self.is_idle(now_ms)
+            && self.operations.is_empty()
+            && self.proposal.is_none()
+            && self.marking.is_empty()
+            && self.record.leaving.iter().all(|member| !self.record.members.contains_key(member))
+            && self.peers.iter().all(is_settled)
+    }
+
+    fn is_idle(&self, now_ms: u64) -> bool {
+        self.held.is_empty() && now_ms.saturating_sub(self.asked_ms) >= IDLE_MS
     }
 
     // ---- what happens
@@ -268,6 +292,7 @@ impl<D: Clone> Primary<D> {
 
     pub fn ask(&mut self, id: u64, request: DiskRequest<D>, now_ms: u64) -> Vec<PrimaryAct<D>> {
         let mut acts = Vec::new();
+        self.asked_ms = now_ms;
         self.held.push_back((id, request));
         self.go_on(now_ms, &mut acts);
         acts
@@ -703,6 +728,9 @@ impl<D: Clone> Primary<D> {
     }
 
     fn ask_leases(&mut self, now_ms: u64, acts: &mut Vec<PrimaryAct<D>>) {
+        if self.is_idle(now_ms) {
+            return;
+        }
         let others: Vec<Replica> = self.record.current().filter(|member| *member != self.me).collect();
         for member in others {
             if self.takes_part(member)

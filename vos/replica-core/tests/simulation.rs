@@ -177,6 +177,8 @@ struct World {
     held: Vec<(usize, u64)>,
     /// Who should be primary instead.
     better: Option<usize>,
+    /// No client asks anything new until then.
+    asleep_until_ms: u64,
     is_calm: bool,
     wrong: Vec<String>,
     trace: Vec<String>,
@@ -207,6 +209,7 @@ impl World {
             changes: 0,
             held: Vec::new(),
             better: None,
+            asleep_until_ms: 0,
             is_calm: false,
             wrong: Vec::new(),
             trace: Vec::new(),
@@ -271,7 +274,8 @@ impl World {
             }
             todo.extend(server.backup.done(ticket));
         }
-        let acts = server.primary.as_mut().map(|primary| primary.tick(now_ms)).unwrap_or_default();
+        let primary = server.primary.as_mut().filter(|primary| !primary.is_quiet(now_ms));
+        let acts = primary.map(|primary| primary.tick(now_ms)).unwrap_or_default();
         self.do_all(node, todo);
         self.act_all(node, acts);
         self.own_link(node);
@@ -576,6 +580,9 @@ impl World {
         let now_ms = self.now_ms;
         let clients = self.nodes.len();
         for client in 0..clients {
+            if self.asleep_until_ms > now_ms {
+                break;
+            }
             if self.requests.values().filter(|it| it.client == client).count() >= 4 || !self.rng.one_in(4) {
                 continue;
             }
@@ -708,6 +715,7 @@ impl World {
             }
             23 if self.rng.one_in(3) => self.replace(node),
             24..26 => self.change_members(node),
+            26 => self.asleep_until_ms = self.now_ms + self.rng.below(4000),
             _ => {}
         }
     }

@@ -616,7 +616,8 @@ impl Service for MirroredDisk {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        Some(self.pausing.values().copied().chain([self.due]).min().unwrap_or(self.due))
+        let due = Some(self.due).filter(|_| !self.machine.is_quiet(self.now_ms()));
+        self.pausing.values().copied().chain(due).min()
     }
 
     fn tick(&mut self, now: Instant) {
