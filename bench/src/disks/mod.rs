@@ -1,5 +1,5 @@
-//! What it costs programs that a disk has copies on two nodes, and how long they wait when one of them is lost: beside a
-//! container whose disk has one copy, and the machine's own file system, in one run and in turn.
+//! What it costs programs that a disk has copies on two nodes, and how long they wait when one of them is lost: beside
+//! a container whose disk has one copy, and the machine's own file system, in one run and in turn.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,7 +12,8 @@ use crate::containers::results::{Manner, Part, Results, Subject};
 use crate::containers::testbed::{NODES, Testbed, eventually, native};
 use crate::containers::{self, read};
 
-/// Both have disk and file server on the first node; the other copy is on the second, programs run on the third.
+/// Both have disk and file server on the first node, where programs write; the other copy is on the second. Who waits
+/// for what is lost runs on the third.
 const TWO: &str = "two";
 const ONE: &str = "one";
 const DISK: [&str; 4] = ["--disk", "1G", "--disk-node", NODES[0]];
@@ -97,7 +98,7 @@ fn writes(results: &mut Results, dvs: &Path, rounds: u32) -> Outcome<()> {
         for (subject, program, count) in measures {
             let of = |place: &str| [program.to_owned(), format!("{place}/{program}"), count.to_owned()];
             let inside = |dc: &str| -> Outcome<f64> {
-                read(&testbed.program(dc, NODES[2], &of("/dc").each_ref().map(String::as_str))?)
+                read(&testbed.program(dc, NODES[0], &of("/dc").each_ref().map(String::as_str))?)
             };
             let native: f64 = read(&native(&of(&place).each_ref().map(String::as_str))?)?;
             results.add(subject, Manner::Native, round, native);
