@@ -169,7 +169,7 @@ enum Seal {
     Told,
     /// It knows.
     Knows,
-    /// It flushes.
+    /// It flushes, and grants a lease: what others were promised without it is over before it may be primary.
     Flushes(u64),
     Proposed,
 }
@@ -550,8 +550,8 @@ impl<D: Clone> Primary<D> {
             _ => {}
         }
         if self.phase == Phase::Serves {
+            self.catch_up(now_ms, acts);
             self.ask_leases(now_ms, acts);
-            self.catch_up(acts);
             self.admit(now_ms, acts);
         }
     }
@@ -728,10 +728,10 @@ impl<D: Clone> Primary<D> {
     }
 
     fn ask_leases(&mut self, now_ms: u64, acts: &mut Vec<PrimaryAct<D>>) {
-        if self.is_idle(now_ms) {
-            return;
+        let mut others = self.joining();
+        if !self.is_idle(now_ms) {
+            others.extend(self.record.current().filter(|member| *member != self.me));
         }
-        let others: Vec<Replica> = self.record.current().filter(|member| *member != self.me).collect();
         for member in others {
             if self.takes_part(member)
                 && let Some(peer) = self.peers.get_mut(&member)
@@ -744,12 +744,12 @@ impl<D: Clone> Primary<D> {
 
     // ---- members that come back
 
-    fn catch_up(&mut self, acts: &mut Vec<PrimaryAct<D>>) {
+    fn catch_up(&mut self, now_ms: u64, acts: &mut Vec<PrimaryAct<D>>) {
         let behind: Vec<Replica> = self.record.behind().collect();
         for member in behind {
             self.begin_catch_up(member, acts);
             self.copy_on(member, acts);
-            self.seal(member, acts);
+            self.seal(member, now_ms, acts);
         }
     }
 
@@ -823,7 +823,7 @@ impl<D: Clone> Primary<D> {
     }
 
     /// Nothing is missing: it hears what others miss, flushes, and becomes current.
-    fn seal(&mut self, member: Replica, acts: &mut Vec<PrimaryAct<D>>) {
+    fn seal(&mut self, member: Replica, now_ms: u64, acts: &mut Vec<PrimaryAct<D>>) {
         let Some(catches_up) = self.peers.get(&member).and_then(|peer| peer.catches_up.as_ref()) else { return };
         let is_quiet = self.operations.values().all(|one| !matches!(one.kind, Kind::Write { .. } | Kind::Copy { .. }));
         if !catches_up.is_begun || !catches_up.todo.is_empty() || !is_quiet || self.proposal.is_some() {
@@ -846,15 +846,34 @@ impl<D: Clone> Primary<D> {
                 );
                 Seal::Flushes(seq)
             }
-            Seal::Flushes(seq) if !self.operations.contains_key(&seq) => {
+            Seal::Flushes(seq) if !self.operations.contains_key(&seq) && self.has_lease(member, now_ms) => {
                 self.propose(self.record.with(member), acts);
                 Seal::Proposed
             }
             Seal::Told | Seal::Flushes(_) | Seal::Proposed => return,
         };
-        if let Some(catches_up) = self.peers.get_mut(&member).and_then(|peer| peer.catches_up.as_mut()) {
+        let Some(peer) = self.peers.get_mut(&member) else { return };
+        if matches!(next, Seal::Flushes(_)) {
+            // One that it grants now, and no earlier one.
+            peer.lease = Lease::default();
+        }
+        if let Some(catches_up) = peer.catches_up.as_mut() {
             catches_up.seal = next;
         }
+    }
+
+    fn has_lease(&self, member: Replica, now_ms: u64) -> bool {
+        self.peers.get(&member).is_some_and(|peer| peer.lease.left_ms(now_ms) > 0)
+    }
+
+    /// Members that may be current by now, whether this one has heard of it or not.
+    fn joining(&self) -> BTreeSet<Replica> {
+        let is_late = |peer: &Peer| {
+            peer.catches_up.as_ref().is_some_and(|it| matches!(it.seal, Seal::Flushes(_) | Seal::Proposed))
+        };
+        let sealed = self.peers.iter().filter(|one| is_late(one.1)).map(|one| *one.0);
+        let proposed = self.proposal.iter().flat_map(ReplicaRecord::current);
+        sealed.chain(proposed).filter(|member| !self.record.is_current(*member)).collect()
     }
 
     /// Whether a member is about to become current: writes wait a moment. Also when it is away by now: the record may
@@ -922,7 +941,8 @@ impl<D: Clone> Primary<D> {
 
     /// How long reads may be answered.
     fn held_ms(&self, now_ms: u64) -> u64 {
-        let others = self.record.current().filter(|member| *member != self.me);
+        let joining = self.joining();
+        let others = self.record.current().filter(|member| *member != self.me).chain(joining);
         let left = others.map(|member| self.peers.get(&member).map_or(0, |peer| peer.lease.left_ms(now_ms)));
         left.chain([TERM_MS]).min().unwrap_or(0)
     }

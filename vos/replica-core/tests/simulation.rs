@@ -741,7 +741,12 @@ impl World {
             let primary = node.server.as_ref().and_then(|server| server.primary.as_ref());
             primary.is_some_and(|primary| primary.is_serving() && primary.record() == &self.engine)
         };
-        let sure = |node: &Node| node.is_on && node.server.as_ref().is_some_and(|server| !server.backup.is_doubtful());
+        // One that is current and not marked yet gives way to one that is, also when that one has lost something.
+        let is_marked = |node: &Node| {
+            node.disk.kept.mark.is_some_and(|mark| mark.whole && mark.generation == self.engine.generation)
+        };
+        let is_certain = |server: &Server| !server.backup.is_doubtful();
+        let sure = |node: &Node| node.is_on && is_marked(node) && node.server.as_ref().is_some_and(is_certain);
         self.engine.current().count() == self.nodes.len()
             && self.engine.leaving.is_empty()
             && self.proposals.is_empty()
