@@ -427,6 +427,9 @@ impl<M: JournalMemory> Origin<M> {
         if error == SignalError::NoProcess {
             // In the journal: a successor asks again where it leads.
             self.looking.iter().for_each(|slot| self.journal.note_ended(*slot, node));
+            // Whose result is on its way gets it from this gate. A successor would ask the node's next life.
+            let finishing = self.finishing.iter().filter(|(_, finishing)| finishing.which.0 == node);
+            finishing.for_each(|(slot, _)| self.journal.settle(*slot, CallAnswer::Failed(error)));
         }
         let reading: Vec<SlotIndex> =
             self.reading.iter().filter(|(_, of)| **of == node).map(|(slot, _)| *slot).collect();
