@@ -80,11 +80,18 @@ impl Cluster {
         self.ok(&[&["dev", "up", "--nodes", &nodes.to_string()], more].concat());
     }
 
-    /// A container over the first `nodes` nodes, started.
+    /// A container over the first `nodes` nodes, started. Its disk has `$DVS_TEST_REPLICAS` copies where there are as
+    /// many nodes, one unless told otherwise: so any of the tests can be had on a disk with copies.
     pub fn container(&self, name: &str, nodes: usize, more: &[&str]) {
         let list = (1..=nodes).map(|index| format!("n{index}")).collect::<Vec<_>>().join(",");
         let mut arguments = vec!["dc", "create", name, "--nodes", &list, "--start"];
         arguments.extend_from_slice(more);
+        let replicas = std::env::var("DVS_TEST_REPLICAS").ok().filter(|_| !more.contains(&"--replicas"));
+        if let Some(replicas) =
+            replicas.as_deref().filter(|replicas| replicas.parse().is_ok_and(|many: usize| many <= nodes))
+        {
+            arguments.extend(["--replicas", replicas]);
+        }
         self.ok(&arguments);
     }
 

@@ -25,7 +25,7 @@ pub use encoding::{CopyState, ENCODED_BYTES_MAX, decode_behind, encode_behind};
 pub use message::{Recent, ReplicaAnswer, ReplicaMessage};
 pub use primary::{Decided, DiskReply, DiskRequest, Primary, PrimaryAct};
 pub use ranges::{BlockRange, RangeSet};
-pub use record::{CopyMark, Replica, ReplicaRecord, ReplicaStanding};
+pub use record::{CopyMark, CopyVerdict, Replica, ReplicaRecord, ReplicaStanding, judge};
 
 /// Blocks of an extent: of 4 KiB each, 1 MiB.
 pub const EXTENT_BLOCKS: u64 = 256;

@@ -19,8 +19,8 @@ use disk_core::{Durability, Volume};
 use libvos::{BlockingSession, Identity, PortConnect, SharedPort, Size};
 use parking_lot::Mutex;
 use replica_core::{
-    BlockRange, CopyState, Decided, DiskReply, DiskRequest, ENCODED_BYTES_MAX, EXTENT_BLOCKS, Layout, Primary,
-    PrimaryAct, RangeSet, Replica, ReplicaAnswer, ReplicaMessage, ReplicaRecord, encode_behind,
+    BlockRange, CopyState, CopyVerdict, Decided, DiskReply, DiskRequest, ENCODED_BYTES_MAX, EXTENT_BLOCKS, Layout,
+    Primary, PrimaryAct, RangeSet, Replica, ReplicaAnswer, ReplicaMessage, ReplicaRecord, encode_behind, judge,
 };
 use rustix::io::Errno;
 use vos_api::copy::{Greet, MarkCopy};
@@ -261,8 +261,8 @@ impl MirroredDisk {
             match said {
                 LinkSaid::Answer(turn, answer) => {
                     if self.links.get(&member).is_some_and(|link| link.turn() == turn) {
-                        if matches!(&answer, ReplicaAnswer::Welcome(state) if state.is_blank) {
-                            self.machine.is_blank(member, self.extents_with_data());
+                        if let ReplicaAnswer::Welcome(state) = &answer {
+                            self.greeted(member, state);
                         }
                         let acts = self.machine.answered(member, answer, now_ms);
                         self.act(acts);
@@ -314,6 +314,15 @@ impl MirroredDisk {
             let now_ms = self.now_ms();
             let acts = self.machine.tick(now_ms);
             self.act(acts);
+        }
+    }
+
+    fn greeted(&mut self, member: Replica, state: &CopyState) {
+        if state.is_blank {
+            self.machine.is_blank(member, self.extents_with_data());
+        }
+        if let CopyVerdict::Refused(why) = judge(self.machine.record(), member, state.mark.as_ref()) {
+            tracing::warn!(copy = member.0, ?why, mark = ?state.mark, "this copy is not used: to be removed, and added anew");
         }
     }
 
