@@ -53,7 +53,7 @@ impl Person<'_> {
 
     fn step(&mut self) {
         self.steps += 1;
-        match self.rng.below(30) {
+        match self.rng.below(31) {
             0..=9 => self.store(),
             10..=14 => self.container(),
             15..=16 => self.label(),
@@ -92,8 +92,21 @@ impl Person<'_> {
                     self.dvs(&["logs", self.dc, &pid]);
                 }
             }
-            _ => drop(self.dvs(&["doctor"])),
+            29 => drop(self.dvs(&["doctor"])),
+            _ if self.rng.one_in(3) => self.copies(),
+            _ => drop(self.dvs(&["disk", "ls", self.dc])),
         }
+    }
+
+    /// The disk of the tree has one copy more or less, or stands elsewhere, and its file server.
+    fn copies(&mut self) {
+        let node = *self.rng.pick(&NODES);
+        match self.rng.below(8) {
+            0..=2 => self.dvs(&["disk", "replica", "add", self.dc, "root", node]),
+            3..=4 => self.dvs(&["disk", "replica", "remove", self.dc, "root", node]),
+            5..=6 => self.dvs(&["disk", "replica", "promote", self.dc, "root", node]),
+            _ => self.dvs(&["server", "move", self.dc, "fs", node]),
+        };
     }
 
     fn dvs(&self, arguments: &[&str]) -> Output {

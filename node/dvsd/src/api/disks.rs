@@ -24,9 +24,9 @@ use crate::succession;
 use crate::succession::copies::{self, CopyAsked, CopyRefusal};
 
 /// For a server to begin, or to end.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(40);
 /// For the primary to say that it needs nothing of a copy.
-const DISMISSAL_LIMIT: Duration = Duration::from_secs(20);
+const DISMISSAL_LIMIT: Duration = Duration::from_secs(15);
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 /// Others may be faster this often; each time one of them has got on.
 const ATTEMPTS: usize = 100;

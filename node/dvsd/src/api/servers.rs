@@ -18,7 +18,7 @@ use crate::records::{self, DcView, Desired};
 use crate::succession::{self, Asked, Immovable};
 
 /// Opening a large volume takes its time.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(40);
 /// Others may be faster this often; each time one of them has got on.
 const ATTEMPTS: usize = 100;
 
