@@ -22,9 +22,11 @@ pub enum Role {
     Ds,
     Cs,
     Gate,
+    /// Of a disk, where the node has one.
+    Copy,
 }
 
-const ROLES: [(Role, &str); 9] = [
+const ROLES: [(Role, &str); 10] = [
     (Role::Daemon, "daemon"),
     (Role::Member, "member"),
     (Role::Proxy, "proxy"),
@@ -34,6 +36,7 @@ const ROLES: [(Role, &str); 9] = [
     (Role::Ds, "ds"),
     (Role::Cs, "cs"),
     (Role::Gate, "gate"),
+    (Role::Copy, "copy"),
 ];
 
 /// Of a node: an index in [`NODES`].
@@ -121,10 +124,10 @@ pub fn plan(seed: u64, count: usize, replace_every: usize) -> Vec<Round> {
 fn shuffled_deck(rng: &mut Rng) -> Vec<Fault> {
     use Role::*;
     let mut deck = Vec::new();
-    for role in [Daemon, Daemon, Daemon, Member, Member, Proxy, Keeper, Fs, Disk, Ds, Cs, Cs, Gate] {
+    for role in [Daemon, Daemon, Daemon, Member, Member, Proxy, Keeper, Fs, Disk, Copy, Ds, Cs, Cs, Gate] {
         deck.push(Fault::Kill { role, node: rng.below(3) as usize, ms: rng.below(1500) });
     }
-    for role in [Daemon, Member, Member, Proxy, Fs, Cs] {
+    for role in [Daemon, Member, Member, Proxy, Fs, Copy, Cs] {
         deck.push(Fault::Stop { role, node: rng.below(3) as usize, ms: 300 + rng.below(3000) });
     }
     let node = |rng: &mut Rng| rng.below(3) as usize;

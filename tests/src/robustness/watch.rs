@@ -77,6 +77,7 @@ fn process(node: Node, pid: u32, began: u64) -> Option<Process> {
         "dvs gate fuse" => Some(Role::Gate),
         "dvs server fs" => Some(Role::Fs),
         "dvs server disk" => Some(Role::Disk),
+        "dvs server copy" => Some(Role::Copy),
         "dvs server ds" => Some(Role::Ds),
         "dvs server cs" => Some(Role::Cs),
         // One that was started long enough to have become etcd.
@@ -122,7 +123,7 @@ pub fn watch(site: &Site, notes: &Notes) -> Vec<Life> {
             let thing = match (&process.role, process.dc, process.endpoint) {
                 // One that was cut off lingers, and answers nobody once another one is served by what both stand on:
                 // what programs read of files says whether that is so.
-                (Some(Role::Fs | Role::Disk), Some(dc), Some(endpoint)) => {
+                (Some(Role::Fs | Role::Disk | Role::Copy), Some(dc), Some(endpoint)) => {
                     format!("container {dc} endpoint {endpoint} on {}", NODES[process.node])
                 }
                 (Some(Role::Ds | Role::Cs | Role::Gate), Some(dc), Some(endpoint)) => {
