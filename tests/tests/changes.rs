@@ -194,6 +194,10 @@ fn container_that_is_paused_stands_still_on_all_nodes_and_goes_on_where_it_stood
     cluster.ok(&["run", "shop", "-n", "n2", "--", "true"]);
     cluster.ok(&["pause", "shop"]);
     cluster.ok(&["rm", "-f", "shop"]);
+    // A cluster goes away with what stands still in it.
+    cluster.container("shop", 1, &[]);
+    cluster.ok(&["run", "-d", "shop", "--", "sleep", "1000"]);
+    cluster.ok(&["pause", "shop"]);
 }
 
 #[test]

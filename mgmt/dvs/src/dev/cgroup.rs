@@ -132,6 +132,19 @@ pub fn remove_tree(group: &Path, until: Instant) -> io::Result<()> {
     }
 }
 
+/// Lets go what is held in the group of a process: what stands still there does not die either (cgroup v1; on v2 it
+/// does). Of a process that is gone, or a host without a freezer, nothing is to be done.
+pub fn thaw(pid: u32) {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let Some(group) = groups.lines().find_map(|line| line.split_once(":freezer:")).map(|(_, group)| group) else {
+        return;
+    };
+    let places = hierarchies().unwrap_or_default();
+    let place = places.iter().find(|place| place.file_name().is_some_and(|name| name == "freezer"));
+    // The root group has no such file.
+    let _ = place.map(|place| fs::write(place.join(group.trim_start_matches('/')).join("freezer.state"), "THAWED"));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -88,6 +88,7 @@ pub fn end_machine(what: &str, process: ProcessId) -> Result<bool, DownError> {
         false => {
             for pid in processes::below(process) {
                 sandbox::fusemount::abandon(pid);
+                cgroup::thaw(pid);
             }
             processes::end(process, Signal::KILL, END_LIMIT)
         }
