@@ -1,5 +1,6 @@
 //! A disk with copies, and the file server on it, go on elsewhere when their node is lost; programs wait meanwhile.
 
+use std::process::Child;
 use std::time::Duration;
 
 use end_to_end::{Cluster, eventually, has_etcd};
@@ -22,6 +23,15 @@ while time.time() < end:
 lines = open("/dc/log").read().split()
 print(count, lines == ["%08d" % line for line in range(count)], int(slowest * 1000))
 "#;
+
+/// What came of [`WRITER`], all of whose lines are there, in order: how many, and the milliseconds of the slowest.
+fn written(cluster: &Cluster, writer: Child) -> (String, u64) {
+    let said = writer.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    let words: Vec<&str> = said.split_whitespace().collect();
+    let [lines, "True", slowest] = words[..] else { panic!("{said}{}", cluster.logs()) };
+    (lines.to_owned(), slowest.parse().expect("a number"))
+}
 
 fn inspect(cluster: &Cluster) -> serde_json::Value {
     cluster.json(&["dc", "inspect", "shop", "-o", "json"])
@@ -82,10 +92,7 @@ fn servers_stand_where_people_want_them_and_programs_notice_a_pause() {
         let (status, said) = cluster.fails(&["server", "move", "shop", server, to]);
         assert!(status == 1 && said.contains(told), "{server}: {said}");
     }
-    let said = writer.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&said.stdout).into_owned();
-    let words: Vec<&str> = said.split_whitespace().collect();
-    let [_, "True", slowest] = words[..] else { panic!("{said}{}", cluster.logs()) };
+    let (_, slowest) = written(&cluster, writer);
     println!("the slowest write took {slowest} ms");
     cluster.ok(&["dc", "stop", "shop"]);
     cluster.ok(&["server", "move", "shop", "disk-root", "n2"]);
@@ -138,10 +145,7 @@ fn disk_moves_to_another_node_by_its_copies_and_what_a_forced_one_misses_is_lost
     }
     let (status, said) = cluster.fails(&["disk", "replica", "promote", "--force", "shop", "root", "n2"]);
     assert!(status == 1 && said.contains("without --force"), "{said}");
-    let said = writer.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&said.stdout).into_owned();
-    let words: Vec<&str> = said.split_whitespace().collect();
-    let [_, "True", slowest] = words[..] else { panic!("{said}{}", cluster.logs()) };
+    let (_, slowest) = written(&cluster, writer);
     println!("the slowest write took {slowest} ms");
 
     // A stopped container has nobody who could say what is needed.
@@ -223,12 +227,9 @@ fn disk_and_files_of_a_lost_node_go_on_beside_another_copy_and_come_back() {
             .filter(|lines| *lines > 200)
     });
     cluster.ok(&["dev", "kill", "n1"]);
-    let said = writer.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&said.stdout).into_owned();
-    let words: Vec<&str> = said.split_whitespace().collect();
-    let [lines, "True", slowest] = words[..] else { panic!("{said}{}", cluster.logs()) };
+    let (lines, slowest) = written(&cluster, writer);
     println!("{lines} lines, the slowest took {slowest} ms");
-    assert!(slowest.parse::<u64>().is_ok_and(|slowest| slowest < PAUSE_MS_MAX), "{said}");
+    assert!(slowest < PAUSE_MS_MAX, "{slowest}");
     assert_eq!((node_of(&cluster, "disk-root"), node_of(&cluster, "fs")), ("n2".to_owned(), "n2".to_owned()));
     assert_eq!(copies(&cluster, "behind"), ["n1"]);
 

@@ -10,12 +10,51 @@ pub mod program;
 pub mod results;
 pub mod testbed;
 
-use std::path::{Path, PathBuf};
+use std::fmt;
+use std::path::PathBuf;
+use std::process::ExitCode;
 
+use clap::ValueEnum;
 use serde::de::DeserializeOwned;
 
 use crate::Outcome;
 use crate::figures::Spread;
+use results::{Part, Results};
+
+/// What is told to each part of the bench that measures containers.
+#[derive(clap::Args)]
+pub struct Common {
+    /// How often everything is measured; medians are over rounds.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=99))]
+    pub rounds: u32,
+    /// The binary whose cluster is measured.
+    #[arg(long, default_value = "../target/x86_64-unknown-linux-gnu/debug/dvs")]
+    dvs: PathBuf,
+    /// Writes every figure of every round to this file (docs/design/bench.md says what is what).
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Ends with status 1 when a bar is not reached or was not measured, and names it.
+    #[arg(long)]
+    check: bool,
+}
+
+impl Common {
+    pub fn binary(&self) -> Outcome<PathBuf> {
+        Ok(self.dvs.canonicalize().map_err(|error| {
+            format!("{} is not there ({error}); make build makes it, --dvs names another one", self.dvs.display())
+        })?)
+    }
+
+    pub fn finish(&self, results: &Results, part: Part) -> Outcome<ExitCode> {
+        print!("{}", results.table());
+        crate::finish(results, &results.bars(part), self.json.as_deref(), self.check)
+    }
+}
+
+/// As it is typed.
+pub fn name_of(section: &impl ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    f.write_str(section.to_possible_value().as_ref().map_or("", |value| value.get_name()))
+}
 
 /// Figures that a program wrote.
 pub fn read<T: DeserializeOwned>(line: &str) -> Outcome<T> {
@@ -24,11 +63,4 @@ pub fn read<T: DeserializeOwned>(line: &str) -> Outcome<T> {
 
 pub fn median(values: Vec<f64>) -> Outcome<f64> {
     Ok(Spread::of(values).ok_or("nothing was measured")?.median)
-}
-
-/// The binary whose cluster is measured.
-pub fn binary(dvs: &Path) -> Outcome<PathBuf> {
-    Ok(dvs.canonicalize().map_err(|error| {
-        format!("{} is not there ({error}); make build makes it, --dvs names another one", dvs.display())
-    })?)
 }

@@ -1,7 +1,7 @@
 //! What it costs programs that a disk has copies on two nodes, and how long they wait when one of them is lost: beside
 //! a container whose disk has one copy, and the machine's own file system, in one run and in turn.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::Outcome;
 use crate::containers::results::{Manner, Part, Results, Subject};
 use crate::containers::testbed::{NODES, Testbed, eventually, native};
-use crate::containers::{self, read};
+use crate::containers::{self, Common, read};
 
 /// Both have disk and file server on the first node, where programs write; the other copy is on the second. Who waits
 /// for what is lost runs on the third.
@@ -28,24 +28,14 @@ const AFTER_DISK: Duration = Duration::from_secs(2);
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// How often everything is measured; medians are over rounds.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=99))]
-    rounds: u32,
     /// How often the node of disk and file server is lost, and how often the disk server alone.
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=1000))]
     losses: u32,
     /// What is measured.
     #[arg(long, value_delimiter = ',', default_values_t = Section::ALL)]
     section: Vec<Section>,
-    /// The binary whose cluster is measured.
-    #[arg(long, default_value = "../target/x86_64-unknown-linux-gnu/debug/dvs")]
-    dvs: PathBuf,
-    /// Writes every figure of every round to this file (docs/design/bench.md says what is what).
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Ends with status 1 when a bar is not reached or was not measured, and names it.
-    #[arg(long)]
-    check: bool,
+    #[command(flatten)]
+    common: Common,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -62,22 +52,20 @@ impl Section {
 
 impl std::fmt::Display for Section {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        use clap::ValueEnum;
-        f.write_str(self.to_possible_value().as_ref().map_or("", |value| value.get_name()))
+        containers::name_of(self, f)
     }
 }
 
 pub fn run(arguments: &Arguments) -> Outcome<ExitCode> {
-    let dvs = containers::binary(&arguments.dvs)?;
+    let dvs = arguments.common.binary()?;
     let mut results = Results::new();
     if arguments.section.contains(&Section::Writes) {
-        writes(&mut results, &dvs, arguments.rounds)?;
+        writes(&mut results, &dvs, arguments.common.rounds)?;
     }
     if arguments.section.contains(&Section::Losses) {
         losses(&mut results, &dvs, arguments.losses)?;
     }
-    print!("{}", results.table());
-    crate::finish(&results, &results.bars(Part::Disks), arguments.json.as_deref(), arguments.check)
+    arguments.common.finish(&results, Part::Disks)
 }
 
 fn writes(results: &mut Results, dvs: &Path, rounds: u32) -> Outcome<()> {

@@ -93,7 +93,7 @@ impl Run<'_> {
     fn basics(&mut self, testbed: &Testbed) -> Outcome<()> {
         let seconds = self.arguments.seconds.to_string();
         let program = ["basics", "--seconds", &seconds];
-        for round in 0..self.arguments.rounds {
+        for round in 0..self.arguments.common.rounds {
             let native: Basics = read(&native(&program)?)?;
             let inside: Basics = read(&testbed.program(DC, NODES[0], &program)?)?;
             self.results.add(Subject::Kill, Manner::NativeUnderAFilter, round, native.kill_under_a_filter);
@@ -112,7 +112,7 @@ impl Run<'_> {
     /// From the call of one node until a program of another one has read the signal, and M3-IPC between the two.
     fn signals(&mut self, testbed: &Testbed) -> Outcome<()> {
         let seconds = self.arguments.seconds.to_string();
-        for round in 0..self.arguments.rounds {
+        for round in 0..self.arguments.common.rounds {
             let trip = testbed.far_trip(DC, &seconds)?;
             let mut hears = testbed.begin(DC, NODES[1], &["hear", SIGNALS])?;
             let told: Vec<u64> = read(&testbed.program(DC, NODES[0], &["tell", hears.first(), SIGNALS])?)?;
@@ -134,7 +134,7 @@ impl Run<'_> {
             let program = [&["times", JOBS, "--"], how, &["/bin/true"]].concat();
             median(read(&testbed.program(DC, NODES[0], &program)?)?)
         };
-        for round in 0..self.arguments.rounds {
+        for round in 0..self.arguments.common.rounds {
             self.results.add(Subject::Job, Manner::Here, round, true_by(&[])?);
             self.results.add(Subject::Job, Manner::Container, round, true_by(&["on", NODES[1], "--"])?);
             if let Some(ssh) = &ssh {
@@ -151,13 +151,13 @@ impl Run<'_> {
         };
         let asleep = [DC, PLAIN].map(|dc| testbed.begin(dc, NODES[0], &["sleepers", SLEEPERS]));
         let _asleep = asleep.into_iter().collect::<Outcome<Vec<_>>>()?;
-        for round in 0..self.arguments.rounds {
+        for round in 0..self.arguments.common.rounds {
             self.results.add(Subject::PsOwn, Manner::Native, round, list(PLAIN)?);
             self.results.add(Subject::PsOwn, Manner::Container, round, list(DC)?);
         }
         let elsewhere = [1, 2].map(|at| testbed.begin(DC, NODES[at], &["sleepers", SLEEPERS_OF_ANOTHER]));
         let _elsewhere = elsewhere.into_iter().collect::<Outcome<Vec<_>>>()?;
-        for round in 0..self.arguments.rounds {
+        for round in 0..self.arguments.common.rounds {
             self.results.add(Subject::PsAll, Manner::Container, round, list(DC)?);
         }
         Ok(())
@@ -168,7 +168,7 @@ impl Run<'_> {
         testbed.container(DC, &[])?;
         let streams = Streams::new(self.arguments.seconds)?;
         let far = ["pour", POURED, "--", "on", NODES[1], "--", "/dc/dvs-bench", "program", "swallow"];
-        for round in 0..self.arguments.rounds {
+        for round in 0..self.arguments.common.rounds {
             self.results.add(subject, peer, round, streams.measure(mechanism, round)?);
             self.results.add(subject, Manner::Container, round, read(&testbed.program(DC, NODES[0], &far)?)?);
         }

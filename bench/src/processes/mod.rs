@@ -5,18 +5,14 @@
 
 mod measure;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::Outcome;
-use crate::containers;
 use crate::containers::results::Part;
+use crate::containers::{self, Common};
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// How often everything is measured; medians are over rounds.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=99))]
-    rounds: u32,
     /// How long one rate is counted.
     #[arg(long, default_value_t = 0.5, value_parser = crate::seconds)]
     seconds: f64,
@@ -26,15 +22,8 @@ pub struct Arguments {
     /// What is measured.
     #[arg(long, value_delimiter = ',', default_values_t = Section::ALL)]
     section: Vec<Section>,
-    /// The binary whose cluster is measured.
-    #[arg(long, default_value = "../target/x86_64-unknown-linux-gnu/debug/dvs")]
-    dvs: PathBuf,
-    /// Writes every figure of every round to this file (docs/design/bench.md says what is what).
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Ends with status 1 when a bar is not reached or was not measured, and names it.
-    #[arg(long)]
-    check: bool,
+    #[command(flatten)]
+    common: Common,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -69,14 +58,12 @@ impl Section {
 
 impl std::fmt::Display for Section {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        use clap::ValueEnum;
-        f.write_str(self.to_possible_value().as_ref().map_or("", |value| value.get_name()))
+        containers::name_of(self, f)
     }
 }
 
 pub fn run(arguments: &Arguments) -> Outcome<ExitCode> {
-    let dvs = containers::binary(&arguments.dvs)?;
+    let dvs = arguments.common.binary()?;
     let results = measure::all(arguments, &dvs)?;
-    print!("{}", results.table());
-    crate::finish(&results, &results.bars(Part::Processes), arguments.json.as_deref(), arguments.check)
+    arguments.common.finish(&results, Part::Processes)
 }

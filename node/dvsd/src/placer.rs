@@ -211,13 +211,23 @@ impl Placing<'_> {
         (*servers, *bytes) = (*servers + 1, bytes.saturating_add(disk_bytes));
     }
 
-    fn add(&mut self, kind: &Kind, index: usize, name: String, (node, why): (String, Why), volume: Option<Volume>) {
+    fn add(&mut self, kind: &Kind, index: usize, name: String, place: (String, Why), volume: Option<Volume>) {
         // A description that was checked has no more of a kind than there are endpoints.
-        let Some(endpoint) = kind.endpoint_of(index) else { return };
-        let (kind, endpoint) = (ServerKind::new(kind.name), endpoint.number());
-        let (role, epoch) = (Role::Primary, FIRST_EPOCH);
-        self.instances.push(Instance { name, kind, index, node, endpoint, role, epoch, why, volume });
+        self.instances.extend(instance(kind, index, name, place, volume));
     }
+}
+
+/// As it is placed for the first time. `None`: a container has no so many.
+pub fn instance(
+    kind: &Kind,
+    index: usize,
+    name: String,
+    (node, why): (String, Why),
+    volume: Option<Volume>,
+) -> Option<Instance> {
+    let endpoint = kind.endpoint_of(index)?.number();
+    let (kind, role, epoch) = (ServerKind::new(kind.name), Role::Primary, FIRST_EPOCH);
+    Some(Instance { name, kind, index, node, endpoint, role, epoch, why, volume })
 }
 
 #[cfg(test)]

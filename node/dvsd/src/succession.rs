@@ -53,6 +53,14 @@ fn sets(told: &dyn Lookup, dc: u32) -> Result<Sets, EngineError> {
     Ok(sets)
 }
 
+fn by_disk(known: &Sets) -> BTreeMap<usize, ReplicaRecord> {
+    known.iter().map(|(index, (set, ..))| (*index, set.clone())).collect()
+}
+
+fn number_of(copy: &Instance) -> Option<Replica> {
+    u8::try_from(copy.index).ok().map(Replica)
+}
+
 /// What people are told of the copies of its disks.
 pub fn copies(told: &dyn Lookup, record: &DcRecord) -> Result<Vec<DiskCopies>, EngineError> {
     let instances = &record.placement.instances;
@@ -61,7 +69,7 @@ pub fn copies(told: &dyn Lookup, record: &DcRecord) -> Result<Vec<DiskCopies>, E
     let described = disks.filter_map(|disk| {
         let (set, ..) = sets.get(&disk.index)?;
         let copies = placer::copies_of(instances, disk).filter_map(|copy| {
-            let number = Replica(u8::try_from(copy.index).ok()?);
+            let number = number_of(copy)?;
             let state = match set.members.get(&number) {
                 Some(ReplicaStanding::Current) if set.primary == number => DiskCopyState::Primary,
                 Some(ReplicaStanding::Current) => DiskCopyState::Current,
@@ -85,7 +93,7 @@ pub fn follow(
     sight: &dyn NodeSight,
 ) -> Result<(), EngineError> {
     let known = sets(told, record.id)?;
-    let sets = known.iter().map(|(index, (set, ..))| (*index, set.clone())).collect();
+    let sets = by_disk(&known);
     let Some(next) = succeed(record, &sets, sight) else { return Ok(()) };
     // If it changed meanwhile, news come.
     write(engine, (record, modified), known, next, Booking::default()).map(drop)
@@ -156,7 +164,7 @@ pub fn ask(
     node: &str,
 ) -> Result<Asked, EngineError> {
     let known = sets(engine, record.id)?;
-    let sets = known.iter().map(|(index, (set, ..))| (*index, set.clone())).collect();
+    let sets = by_disk(&known);
     let next = match moved(record, &sets, server, node) {
         Ok(next) if next.placement == record.placement => return Ok(Asked::StandsThere),
         Ok(next) => next,
@@ -190,7 +198,7 @@ fn moved(
         let copies: Vec<&Instance> = placer::copies_of(instances, one).collect();
         let nodes = || copies.iter().map(|copy| copy.node.clone()).collect();
         let copy = copies.iter().find(|copy| copy.node == node).ok_or_else(|| Immovable::NoCopy { nodes: nodes() })?;
-        let copy = u8::try_from(copy.index).map(Replica).map_err(|_| Immovable::Behind)?;
+        let copy = number_of(copy).ok_or(Immovable::Behind)?;
         next.sets.insert(one.index, set.succeeded_by(copy).ok_or(Immovable::Behind)?);
         next.stand_with_file_server(instances, one, node, &Why::Asked);
         return Ok(next);
@@ -244,7 +252,7 @@ fn place_of(
 ) -> Option<(String, Why, Option<ReplicaRecord>)> {
     let node_of = |copy: Replica| {
         let copies = placer::copies_of(instances, disk);
-        copies.into_iter().find(|one| one.index == usize::from(copy.0)).map(|one| one.node.clone())
+        copies.into_iter().find(|one| number_of(one) == Some(copy)).map(|one| one.node.clone())
     };
     let primary = node_of(set.primary)?;
     if !sight.is_lost(&primary) {

@@ -97,9 +97,14 @@ fn set_options(boot: &Boot) -> Result<Option<SetOptions>, Failure> {
     let Some(set) = boot.spawn.option_u64("set")? else { return Ok(None) };
     let own = boot.spawn.option_u64("own")?.ok_or(SpawnError::Missing("options.own"))?;
     let copies = boot.spawn.option_u64("copies")?.ok_or(SpawnError::Missing("options.copies"))?;
-    let others = (0..COPIES_PER_DC as u8).filter(|number| copies >> number & 1 == 1 && u64::from(*number) != own);
-    let lost = boot.spawn.option_u64("lost")?.unwrap_or(0);
-    let lost = (0..COPIES_PER_DC as u8).filter(|number| lost >> number & 1 == 1).map(Replica).collect();
+    let own = Replica(u8::try_from(own)?);
+    let others = replicas(copies).filter(|other| *other != own).collect();
+    let lost = replicas(boot.spawn.option_u64("lost")?.unwrap_or(0)).collect();
     let key = disk_key(boot.endpoint.number().saturating_sub(Endpoint::DISK.number()));
-    Ok(Some(SetOptions { set, own: Replica(u8::try_from(own)?), others: others.map(Replica).collect(), lost, key }))
+    Ok(Some(SetOptions { set, own, others, lost, key }))
+}
+
+/// Of numbers that have a bit each.
+fn replicas(bits: u64) -> impl Iterator<Item = Replica> {
+    (0..COPIES_PER_DC as u8).filter(move |number| bits >> number & 1 == 1).map(Replica)
 }

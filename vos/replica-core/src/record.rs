@@ -123,9 +123,14 @@ impl ReplicaRecord {
         self.members.iter().filter(|entry| *entry.1 != ReplicaStanding::Current).map(|(member, _)| *member)
     }
 
+    /// About to be another one in the next generation.
+    fn changed(&self) -> ReplicaRecord {
+        ReplicaRecord { generation: self.generation + 1, ..self.clone() }
+    }
+
     /// These are current no more; never the primary.
     pub fn without(&self, leave: &[Replica]) -> ReplicaRecord {
-        let mut next = ReplicaRecord { generation: self.generation + 1, ..self.clone() };
+        let mut next = self.changed();
         for member in leave.iter().filter(|member| **member != self.primary && self.is_current(**member)) {
             next.members.insert(*member, ReplicaStanding::Behind { since: Some(self.generation) });
         }
@@ -134,7 +139,7 @@ impl ReplicaRecord {
 
     /// It has everything now.
     pub fn with(&self, member: Replica) -> ReplicaRecord {
-        let mut next = ReplicaRecord { generation: self.generation + 1, ..self.clone() };
+        let mut next = self.changed();
         if let Some(standing) = next.members.get_mut(&member) {
             *standing = ReplicaStanding::Current;
         }
@@ -145,7 +150,7 @@ impl ReplicaRecord {
     ///
     /// `None`: it is one, or leaves.
     pub fn joined_by(&self, member: Replica) -> Option<ReplicaRecord> {
-        let mut next = ReplicaRecord { generation: self.generation + 1, ..self.clone() };
+        let mut next = self.changed();
         let is_new = next.members.insert(member, ReplicaStanding::Behind { since: None }).is_none();
         (is_new && !self.leaving.contains(&member)).then_some(next)
     }
@@ -157,7 +162,7 @@ impl ReplicaRecord {
         if member == self.primary || !self.members.contains_key(&member) {
             return None;
         }
-        let mut next = ReplicaRecord { generation: self.generation + 1, ..self.clone() };
+        let mut next = self.changed();
         next.leaving.insert(member);
         Some(next)
     }
@@ -166,13 +171,13 @@ impl ReplicaRecord {
     ///
     /// `None`: it is the primary, or none.
     pub fn left_by(&self, member: Replica) -> Option<ReplicaRecord> {
-        let mut next = ReplicaRecord { generation: self.generation + 1, ..self.clone() };
+        let mut next = self.changed();
         (member != self.primary && next.members.remove(&member).is_some()).then_some(next)
     }
 
     /// Who left, and whose copy is gone.
     pub fn forgotten(&self, member: Replica) -> ReplicaRecord {
-        let mut next = ReplicaRecord { generation: self.generation + 1, ..self.clone() };
+        let mut next = self.changed();
         next.leaving.remove(&member);
         next
     }
@@ -185,8 +190,7 @@ impl ReplicaRecord {
         let Some(ReplicaStanding::Behind { since: Some(since) }) = self.members.get(&member).copied() else {
             return None;
         };
-        let generation = self.generation + 1;
-        let mut next = ReplicaRecord { epoch: self.epoch + 1, primary: member, generation, ..self.clone() };
+        let mut next = ReplicaRecord { epoch: self.epoch + 1, primary: member, ..self.changed() };
         next.leaving.remove(&member);
         for standing in next.members.values_mut() {
             match standing {

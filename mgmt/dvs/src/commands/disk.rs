@@ -216,17 +216,15 @@ fn add(global: &Global, options: &AddOptions) -> Outcome {
         say(&format!("disk '{disk}' of container '{dc}' is on {node} already, and has no copies"));
         return print(|out| view::changed(out, global.output, &now));
     }
-    let has_all = |now: &Dc| {
+    let is_whole = |now: &Dc| {
         let disks = disks_of(now).into_iter().filter(|one| one.disk == *disk);
-        disks.flat_map(|one| one.copies).any(|copy| {
-            copy.node == *node && matches!(copy.state, Some(DiskCopyState::Current | DiskCopyState::Primary))
-        })
+        disks.flat_map(|one| one.copies).any(|copy| copy.node == *node && has_all(&copy))
     };
-    while options.wait && !has_all(&now) {
+    while options.wait && !is_whole(&now) {
         std::thread::sleep(LOOK_AGAIN);
         now = block_on(daemon.dc(dc))??;
     }
-    match has_all(&now) {
+    match is_whole(&now) {
         true => say(&format!("disk '{disk}' of container '{dc}' has a copy on {node}, with everything")),
         false => {
             say(&format!(
@@ -273,8 +271,7 @@ impl DiskView {
         let have_all = self.copies.iter().filter(|copy| has_all(copy)).count();
         let unknown = self.copies.iter().all(|copy| copy.state.is_none());
         match (have_all, self.copies.len()) {
-            (_, all) if unknown => all.to_string(),
-            (have, all) if have == all => format!("{all}"),
+            (have, all) if unknown || have == all => all.to_string(),
             (have, all) => format!("{all}, {have} with everything"),
         }
     }

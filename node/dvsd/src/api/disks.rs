@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
-use mgmt_api::{Dc, DcNodeRequest, DcPhase, ErrorBody, ErrorKind, Instance, ServerState};
+use mgmt_api::{Dc, DcNodeRequest, ErrorBody, ErrorKind, Instance, ServerState};
 use serde::Deserialize;
 
 use super::dcs::{Progress, draw_set, wait_until};
 use super::failure::{Failure, failure, no_such_dc};
+use super::servers::follows;
 use super::services::demand_ready;
 use super::spans::{contended, demand_lasting};
 use super::{Api, blocking, changes, parse, read_body, servers};
@@ -72,8 +73,10 @@ pub async fn add(
             let of_disk = known.iter().filter(|disk| disk.disk == meant.name());
             of_disk.flat_map(|disk| &disk.copies).any(|copy| copy.node == meant.node)
         };
-        match followed(view, alive, &view.record.spec.nodes) {
-            None if !runs(view, &meant) => Progress::Waiting(format!("it does not run on {} yet", meant.node)),
+        match follows(view, alive, view.record.generation, &view.record.spec.nodes) {
+            None if state(view, &meant) != Some(ServerState::Running) => {
+                Progress::Waiting(format!("it does not run on {} yet", meant.node))
+            }
             None if !is_member() => Progress::Waiting("the disk has not heard of it".to_owned()),
             None => Progress::Done,
             Some(node) => Progress::Waiting(format!("node {node} follows")),
@@ -96,12 +99,15 @@ pub async fn remove(
         Ok(copies::remove(&*context.engine, (&view.record, view.modified), &meant.disk, &meant.node, force)?)
     })
     .await?;
-    let is_gone = |view: &DcView, alive: &BTreeSet<String>| match followed(view, alive, [&meant.node]) {
-        None if alive.contains(&meant.node) && has(view, &meant) => {
-            Progress::Waiting(format!("it is still on {}", meant.node))
+    let is_gone = |view: &DcView, alive: &BTreeSet<String>| {
+        let is_there = || state(view, &meant).is_some_and(|state| state != ServerState::Stopped);
+        match follows(view, alive, view.record.generation, [&meant.node]) {
+            None if alive.contains(&meant.node) && is_there() => {
+                Progress::Waiting(format!("it is still on {}", meant.node))
+            }
+            None => Progress::Done,
+            Some(node) => Progress::Waiting(format!("node {node} follows")),
         }
-        None => Progress::Done,
-        Some(node) => Progress::Waiting(format!("node {node} follows")),
     };
     if view.record.desired != Desired::Running {
         return Ok(Json(api.describe(&view)));
@@ -189,29 +195,11 @@ impl Meant {
     }
 }
 
-/// The first of these that is there and has not followed the record.
-fn followed<'a>(
-    view: &DcView,
-    alive: &BTreeSet<String>,
-    nodes: impl IntoIterator<Item = &'a String>,
-) -> Option<&'a String> {
-    let follows = |node: &&String| {
-        let share = view.shares.get(*node).filter(|share| share.generation >= view.record.generation);
-        share.is_some_and(|share| share.share.phase != DcPhase::Starting)
-    };
-    nodes.into_iter().filter(|node| alive.contains(*node)).find(|node| !follows(node))
-}
-
-fn has(view: &DcView, meant: &Meant) -> bool {
+/// Of the copy that is meant, as its node says.
+fn state(view: &DcView, meant: &Meant) -> Option<ServerState> {
     let name = format!("{COPY}-{}", meant.name());
-    let share = view.shares.get(&meant.node).map(|record| &record.share);
-    share.is_some_and(|share| share.servers.iter().any(|one| one.name == name && one.state != ServerState::Stopped))
-}
-
-fn runs(view: &DcView, meant: &Meant) -> bool {
-    let name = format!("{COPY}-{}", meant.name());
-    let share = view.shares.get(&meant.node).map(|record| &record.share);
-    share.is_some_and(|share| share.servers.iter().any(|one| one.name == name && one.state == ServerState::Running))
+    let share = &view.shares.get(&meant.node)?.share;
+    share.servers.iter().find(|one| one.name == name).map(|one| one.state)
 }
 
 fn refusal(Meant { dc, disk, node }: &Meant, why: CopyRefusal) -> Failure {

@@ -91,16 +91,26 @@ fn refusal(dc: &str, server: &str, node: &str, why: Immovable) -> Failure {
 
 /// Whether all nodes that are there have followed, and it serves there.
 fn serves(view: &DcView, alive: &BTreeSet<String>, generation: u64, server: &str, node: &str) -> Progress {
-    let there = view.record.spec.nodes.iter().filter(|node| alive.contains(*node));
-    for other in there {
-        let share = view.shares.get(other).filter(|share| share.generation >= generation);
-        if share.is_none_or(|share| share.share.phase == DcPhase::Starting) {
-            return Progress::Waiting(format!("node {other} follows"));
-        }
+    if let Some(other) = follows(view, alive, generation, &view.record.spec.nodes) {
+        return Progress::Waiting(format!("node {other} follows"));
     }
     let servers = view.shares.get(node).into_iter().flat_map(|share| &share.share.servers);
     match servers.into_iter().find(|one| one.name == server) {
         Some(one) if one.state == ServerState::Running => Progress::Done,
         _ => Progress::Waiting(format!("it does not serve on {node} yet")),
     }
+}
+
+/// The first of these nodes that is there, and is not yet as the record of this generation says.
+pub fn follows<'a>(
+    view: &DcView,
+    alive: &BTreeSet<String>,
+    generation: u64,
+    nodes: impl IntoIterator<Item = &'a String>,
+) -> Option<&'a String> {
+    let is_behind = |node: &&String| {
+        let share = view.shares.get(*node).filter(|share| share.generation >= generation);
+        share.is_none_or(|share| share.share.phase == DcPhase::Starting)
+    };
+    nodes.into_iter().filter(|node| alive.contains(*node)).find(is_behind)
 }

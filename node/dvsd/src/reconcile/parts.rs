@@ -643,8 +643,8 @@ impl Parts {
             // Whoever comes after it need not wait until it has said its last.
             left.map_or(Ok(()), |mut process| process.end(Duration::ZERO))?;
             self.desk_of(&part).into_iter().for_each(|desk| self.end_desk(desk));
-            if earlier.instance(&part).is_some_and(|one| self.has_left(one)) {
-                self.remove_copy(earlier.instance(&part))?;
+            if let Some(copy) = earlier.instance(&part).filter(|one| self.has_left(one)) {
+                self.remove_copy(copy)?;
             }
         }
         let servers: Vec<Part> = self.share.parts.iter().filter(|part| is_here(&self.share, part)).copied().collect();
@@ -667,13 +667,13 @@ impl Parts {
 
     /// Whether it was a copy that people do not want any more.
     fn has_left(&self, copy: &Instance) -> bool {
-        let is_same = |one: &&Instance| one.kind == copy.kind && one.index == copy.index;
-        copy.kind.name() == COPY && !self.share.placement.instances.iter().any(|one| is_same(&one))
+        let is_same = |one: &Instance| one.kind == copy.kind && one.index == copy.index;
+        copy.kind.name() == COPY && !self.share.placement.instances.iter().any(is_same)
     }
 
     /// What it knows of itself goes first: an image alone is nothing that anybody trusts.
-    fn remove_copy(&self, copy: Option<&Instance>) -> Result<(), Problem> {
-        let Some(volume) = copy.and_then(|copy| copy.volume.as_ref()) else { return Ok(()) };
+    fn remove_copy(&self, copy: &Instance) -> Result<(), Problem> {
+        let Some(volume) = &copy.volume else { return Ok(()) };
         tracing::info!(dc = self.share.id, disk = volume.name, "a copy is removed");
         for file in [volume.kept_file(), volume.file(), volume.fence_file()] {
             state::remove(&self.images().join(file))?;
@@ -821,17 +821,17 @@ impl Parts {
         }
     }
 
+    fn is_lost(&self, node: &str) -> bool {
+        self.context.members.read().get(node).is_some_and(|record| self.context.is_fenced(record))
+    }
+
     fn lost_seats(&self) -> u64 {
-        let members = self.context.members.read();
-        let is_lost = |node: &String| members.get(node).is_some_and(|record| self.context.is_fenced(record));
-        self.share.seated.iter().filter(|(_, node)| is_lost(node)).fold(0, |bits, (seat, _)| bits | 1 << seat)
+        self.share.seated.iter().filter(|(_, node)| self.is_lost(node)).fold(0, |bits, (seat, _)| bits | 1 << seat)
     }
 
     /// Of a disk that has copies: those on nodes that are lost, a bit for each number.
     fn lost_copies(&self, disk: &Part) -> Option<u64> {
-        let members = self.context.members.read();
-        let is_lost = |node: &str| members.get(node).is_some_and(|record| self.context.is_fenced(record));
-        let lost = self.share.copies(disk).filter(|copy| is_lost(&copy.node));
+        let lost = self.share.copies(disk).filter(|copy| self.is_lost(&copy.node));
         self.share.is_replicated(disk).then(|| lost.fold(0, |bits, copy| bits | 1 << copy.index))
     }
 

@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use abi::limits::COPIES_PER_DC;
 use cluster::{Engine, EngineError, Revision};
-use mgmt_api::{DiskStore, Instance, Promise, Role, ServerKind, Why};
+use mgmt_api::{DiskStore, Instance, Promise, ServerKind, Why};
 use replica_core::{Replica, ReplicaRecord, ReplicaStanding};
 
-use super::{Sets, Succession, sets};
+use super::{Sets, Succession, by_disk, number_of, sets};
 use crate::kinds::{COPY, KINDS};
 use crate::ledger::{self, Booking, Change, Shortage};
 use crate::placer;
@@ -28,6 +28,12 @@ pub enum CopyAsked {
     Refused(CopyRefusal),
     /// Something changed meanwhile: to be asked again.
     Changed,
+}
+
+impl From<Option<DcRecord>> for CopyAsked {
+    fn from(written: Option<DcRecord>) -> CopyAsked {
+        written.map_or(CopyAsked::Changed, |record| CopyAsked::Placed(Box::new(record)))
+    }
 }
 
 /// Why copies stay as they are.
@@ -136,10 +142,7 @@ pub fn force(
 ) -> Result<CopyAsked, EngineError> {
     let known = sets(engine, at.0.id)?;
     match forced(at.0, &by_disk(&known), disk, node, is_there) {
-        Ok(next) => {
-            let written = super::write(engine, at, known, next, Booking::default())?;
-            Ok(written.map_or(CopyAsked::Changed, |record| CopyAsked::Placed(Box::new(record))))
-        }
+        Ok(next) => Ok(super::write(engine, at, known, next, Booking::default())?.into()),
         Err(why) => Ok(CopyAsked::Refused(why)),
     }
 }
@@ -153,16 +156,7 @@ fn place(
 ) -> Result<CopyAsked, EngineError> {
     let changed = Succession { placement: next.placement, sets };
     let record = DcRecord { spec: next.spec, ..record.clone() };
-    let written = super::write(engine, (&record, modified), known, changed, booking)?;
-    Ok(written.map_or(CopyAsked::Changed, |record| CopyAsked::Placed(Box::new(record))))
-}
-
-fn by_disk(known: &Sets) -> BTreeMap<usize, ReplicaRecord> {
-    known.iter().map(|(index, (set, ..))| (*index, set.clone())).collect()
-}
-
-fn number_of(copy: &Instance) -> Option<Replica> {
-    u8::try_from(copy.index).ok().map(Replica)
+    Ok(super::write(engine, (&record, modified), known, changed, booking)?.into())
 }
 
 /// By its name, or that of its server.
@@ -229,22 +223,12 @@ fn add_copy(
     let taken: BTreeSet<usize> = instances.iter().filter(|one| one.kind.name() == COPY).map(|one| one.index).collect();
     // One that was given away before is given again as late as possible.
     let next = taken.last().map_or(0, |last| last + 1);
-    let numbers = (next..COPIES_PER_DC as usize).chain(0..next);
-    let free = numbers.into_iter().find(|number| !taken.contains(number)).ok_or(CopyRefusal::TooMany)?;
-    let endpoint = kind.endpoint_of(free).ok_or(CopyRefusal::TooMany)?.number();
+    let mut numbers = (next..COPIES_PER_DC as usize).chain(0..next);
+    let free = numbers.find(|number| !taken.contains(number)).ok_or(CopyRefusal::TooMany)?;
     let volume = disk.volume.clone().map(|volume| mgmt_api::Volume { set: Some(set), ..volume });
     let name = volume.as_ref().map_or_else(|| COPY.to_owned(), |volume| format!("{COPY}-{}", volume.name));
-    let copy = Instance {
-        name,
-        kind: ServerKind::new(COPY),
-        index: free,
-        node: node.to_owned(),
-        endpoint,
-        role: Role::Primary,
-        epoch: 1,
-        why: why.clone(),
-        volume,
-    };
+    let place = (node.to_owned(), why.clone());
+    let copy = placer::instance(kind, free, name, place, volume).ok_or(CopyRefusal::TooMany)?;
     // Before the disks, which are made after their copies.
     let place = instances.iter().position(|one| one.kind == ServerKind::DISK).unwrap_or(instances.len());
     instances.insert(place, copy);
@@ -284,9 +268,6 @@ fn without_copy(
     force: bool,
 ) -> Result<Removal, CopyRefusal> {
     let disk = disk_named(record, disk)?.clone();
-    if placer::copies_of(&record.placement.instances, &disk).next().is_none() {
-        return Err(CopyRefusal::NoCopy { nodes: Vec::new() });
-    }
     let copy = copy_on(record, &disk, node)?;
     let number = number_of(copy).ok_or(CopyRefusal::TooMany)?;
     if disk.node == node {
