@@ -106,6 +106,56 @@ fn files_of_the_tree_go_along_with_their_offsets() {
     }
 }
 
+/// Directory of a tree with a shell, and what it needs.
+const IMAGE: &str = "mkdir -p /dc/img/bin /dc/img/etc /dc/img/home; cd /dc/img; echo image > etc/which
+for program in bash dd cat hostname sleep ls head readlink chown; do
+    from=$(readlink -f $(command -v $program)); cp $from bin/$program
+    for library in $(ldd $from | grep -o '/[^ ]*'); do mkdir -p .${library%/*}; cp -L $library .$library; done
+done; ln -sf bash bin/sh; echo ok";
+
+/// Of a program whose root is the image, on n1.
+fn in_image(cluster: &Cluster, more: &[&str], script: &str) -> String {
+    let end = ["shop", "--node", "n1", "--root", "/img", "--", "/bin/bash", "-c", script];
+    cluster.ok(&[&["run"], more, &end].concat()).trim().to_owned()
+}
+
+#[test]
+fn job_has_the_root_of_who_asked() {
+    let cluster = shop(2);
+    assert_eq!(said(&cluster, IMAGE), "ok");
+    let look = "hostname; cat /etc/which; ls -d /bin/ba*; test -e /usr/bin/env || echo none; pwd";
+    let there = in_image(&cluster, &["-w", "/home"], &format!("on n2 -- bash -c '{look}'"));
+    assert_eq!(there, "n2\nimage\n/bin/bash\nnone\n/home");
+    let status = in_image(&cluster, &[], "on n2 -- bash -c 'exit 7'; echo $?; on n2 -- absent 2>/dev/null; echo $?");
+    assert_eq!(status, "7\n127");
+    // Its user, and files of the tree at their offsets.
+    assert_eq!(said(&cluster, "echo 0123456789 > /dc/img/home/digits; chown 33 /dc/img/home; echo ok"), "ok");
+    let digits = "{ on n2 -- dd bs=3 count=1 2>/dev/null; on n2 -- dd bs=2 count=1 2>/dev/null; cat; } < /home/digits";
+    assert_eq!(in_image(&cluster, &["-u", "33:33"], digits), "0123456789");
+    assert_eq!(in_image(&cluster, &["-u", "33:33"], "on n2 -- bash -c 'echo $UID > /home/mine'; cat /home/mine"), "33");
+    // From a job to a job, and by name of a program that knows nothing of it.
+    assert_eq!(in_image(&cluster, &[], "on n2 -- on n1 -- bash -c 'hostname; cat /etc/which'"), "n1\nimage");
+    said(
+        &cluster,
+        "printf '#!/bin/bash\\nhostname; cat /etc/which\\n' > /dc/img/bin/where; chmod +x /dc/img/bin/where",
+    );
+    let spread = ["--spread", "where;load=0", "-w", "/home"];
+    assert_eq!(in_image(&cluster, &spread, "where; true; cd /tmp; where"), "n2\nimage\nn1\nimage");
+    // Another node has put a link where the root was: nobody is led elsewhere.
+    said(&cluster, "mkdir -p /dc/other/etc; echo other > /dc/other/etc/which; mkfifo /tmp/go");
+    let later = "read < /tmp/go; on n2 -- cat /etc/which";
+    let arguments = ["run", "shop", "--node", "n1", "--root", "/img", "--", "/bin/bash", "-c", later];
+    let waits =
+        cluster.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("dvs is there");
+    eventually("it waits", Duration::from_secs(5), || cluster.ok(&["ps", "shop"]).contains("/tmp/go").then_some(()));
+    cluster.sh("shop", "n2", "mv /dc/img /dc/was && ln -s other /dc/img");
+    said(&cluster, "echo > /tmp/go");
+    let output = waits.wait_with_output().expect("it ends");
+    let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(!output.status.success() && out.is_empty() && error.contains("the node could not make"), "{out} {error}");
+    is_quiet(&cluster, "dvs-far-end");
+}
+
 #[test]
 fn what_cannot_be_is_said_with_what_to_try() {
     let cluster = shop(2);

@@ -108,6 +108,7 @@ refusals! {
     OlderKernel = 11: "the kernel of this node does not say who asks", "Linux 6.5";
     Busy = 12: "too many jobs are being started", "again in a moment";
     NotUnderstood = 13: "the call gate does not understand the request", "restarting the container, which has an older 'on'";
+    StrangeRoot = 14: "the root of the process that asks is no directory that another node finds", "dvs run --root, instead of chroot";
 }
 
 /// What becomes of a request.
@@ -219,7 +220,7 @@ mod tests {
         for answer in [DoorAnswer::Started(0), DoorAnswer::Here(62)].into_iter().chain(refused) {
             assert_eq!(DoorAnswer::decode(&answer.encode()), Ok(answer));
         }
-        for what in (14..FAILED).step_by(997).chain([u32::MAX]) {
+        for what in (15..FAILED).step_by(997).chain([u32::MAX]) {
             let mut bytes = DoorAnswer::Started(0).encode();
             bytes[4..8].copy_from_slice(&what.to_le_bytes());
             assert_eq!(DoorAnswer::decode(&bytes), Err(BadPacket), "{what}");

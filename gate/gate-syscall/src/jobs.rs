@@ -22,7 +22,7 @@ use proc_core::caller::Uids;
 use proc_core::limits::STATUS_BYTES_MAX;
 use proc_core::order::BadRecord;
 use proc_core::range::{Seat, Seats};
-use proc_core::start::{JobOwner, START_BYTES, StartOrder, Unfit};
+use proc_core::start::{JobOwner, JobRoot, MOUNTS_BYTES_MAX, START_BYTES_MAX, StartOrder, TAKES_ROOTS, Unfit};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use vos_api::calls::{Load, Loaded, Start};
@@ -48,7 +48,7 @@ const RECENTLY: Duration = Duration::from_millis(500);
 /// Far ends that the keeper was asked for and has not answered.
 const STARTING_MAX: usize = 512;
 const SIZE: Size = Size { entries: 4, arena_bytes: 4096 };
-const _: () = assert!(START_BYTES <= SIZE.arena_bytes as usize);
+const _: () = assert!(START_BYTES_MAX <= SIZE.arena_bytes as usize);
 
 /// Which errno says what of a node that was asked.
 const NOT_THERE: [Errno; 3] = [Errno::OPNOTSUPP, Errno::NOSYS, Errno::INVAL];
@@ -85,6 +85,8 @@ impl From<NoAnswer> for DoorRefusal {
             NoAnswer::Unreachable => DoorRefusal::Unreachable,
             NoAnswer::Failed(errno) if NOT_THERE.contains(&errno) => DoorRefusal::Older,
             NoAnswer::Failed(Errno::AGAIN) => DoorRefusal::Busy,
+            // An order with what it does not know.
+            NoAnswer::Failed(Errno::PROTO) => DoorRefusal::Older,
             NoAnswer::Failed(errno) => DoorRefusal::Failed(errno.raw_os_error() as u16),
         }
     }
@@ -131,9 +133,10 @@ impl JobDoor {
         let Some((packet, process, pid)) = receive(socket) else { return };
         let answer = match DoorRequest::decode(&packet) {
             Err(_) => Err(DoorRefusal::NotUnderstood),
-            Ok(request) => self.owner(process.as_ref(), pid).and_then(|owner| {
+            Ok(request) => self.whose(process.as_ref(), pid).and_then(|(owner, root)| {
                 let DoorRequest { place, deputy, token, with_terminal } = request;
-                let order = StartOrder { owner, deputy: deputy.number(), token, with_terminal, origin: self.nodes.own };
+                let (deputy, origin) = (deputy.number(), self.nodes.own);
+                let order = StartOrder { owner, root, deputy, token, with_terminal, origin };
                 self.nodes.start(place, &order, process.as_ref())
             }),
         };
@@ -142,20 +145,25 @@ impl JobDoor {
 
     /// What the kernel shows of the process that sent the packet. Its number may be another one's since; so what was
     /// seen counts only if that very process is still there afterwards.
-    fn owner(&self, process: Option<&OwnedFd>, pid: i32) -> Result<JobOwner, DoorRefusal> {
+    fn whose(&self, process: Option<&OwnedFd>, pid: i32) -> Result<(JobOwner, JobRoot), DoorRefusal> {
         let process = process.ok_or(DoorRefusal::OlderKernel)?;
-        let mut status = Vec::new();
-        let read = File::open(format!("/proc/{pid}/status"))
-            .and_then(|file| file.take(STATUS_BYTES_MAX as u64).read_to_end(&mut status));
-        if read.is_err() || has_ended(process) {
+        let read = |name: &str, most: usize| -> io::Result<Vec<u8>> {
+            let mut text = Vec::new();
+            File::open(format!("/proc/{pid}/{name}"))?.take(most as u64).read_to_end(&mut text)?;
+            Ok(text)
+        };
+        let (status, mounts) = (read("status", STATUS_BYTES_MAX), read("mountinfo", MOUNTS_BYTES_MAX));
+        let (Ok(status), Ok(mounts), false) = (status, mounts, has_ended(process)) else {
             return Err(DoorRefusal::Nobody);
-        }
-        JobOwner::of_status(&status, self.uids).map_err(|unfit| match unfit {
+        };
+        let whose = JobOwner::of_status(&status, self.uids).and_then(|owner| Ok((owner, JobRoot::of_mounts(&mounts)?)));
+        whose.map_err(|unfit| match unfit {
             Unfit::Nobody => DoorRefusal::Nobody,
             Unfit::SeveralUsers => DoorRefusal::SeveralUsers,
             Unfit::SeveralGroups => DoorRefusal::SeveralGroups,
             Unfit::TooManyGroups => DoorRefusal::TooManyGroups,
             Unfit::HasFilters => DoorRefusal::HasFilters,
+            Unfit::StrangeRoot => DoorRefusal::StrangeRoot,
         })
     }
 }
@@ -348,6 +356,8 @@ pub struct Starter {
 struct StartsAsked {
     last: u64,
     waiting: BTreeMap<u64, Request>,
+    /// The keeper has said so: one of an earlier release closes the socket over an order with a root.
+    takes_roots: bool,
 }
 
 impl Starter {
@@ -365,12 +375,15 @@ impl Starter {
     /// Answers when the far end runs, or will not.
     /// A node speaks for its own deputies alone.
     pub fn start(&self, request: Request, from: Option<Seat>, order: &[u8]) {
-        match StartOrder::decode(order) {
-            Ok(order) if from == Some(order.origin) => {}
+        let root = match StartOrder::decode(order) {
+            Ok(order) if from == Some(order.origin) => order.root,
             Ok(_) => return request.fail(Errno::PERM),
             Err(BadRecord) => return request.fail(Errno::PROTO),
-        }
+        };
         let mut asked = self.asked.lock();
+        if root != JobRoot::Own && !asked.takes_roots {
+            return request.fail(Errno::PROTO);
+        }
         if asked.waiting.len() >= STARTING_MAX {
             return request.fail(Errno::AGAIN);
         }
@@ -404,7 +417,10 @@ impl Starter {
     fn answer(&self, packet: &[u8; 16]) {
         let mut words = packet.chunks_exact(8).filter_map(|word| word.try_into().ok()).map(u64::from_le_bytes);
         let (Some(number), Some(errno)) = (words.next(), words.next()) else { return };
-        let Some(request) = self.asked.lock().waiting.remove(&number) else { return };
+        let mut asked = self.asked.lock();
+        asked.takes_roots |= number == TAKES_ROOTS;
+        let Some(request) = asked.waiting.remove(&number) else { return };
+        drop(asked);
         match i32::try_from(errno).unwrap_or(libc::EIO) {
             0 => request.reply([0; 4], 0),
             errno => request.fail(Errno::from_raw_os_error(errno)),

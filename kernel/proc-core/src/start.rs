@@ -1,8 +1,8 @@
 //! What one node asks another one to start: the far end of a job, as the user of its deputy (`docs/design/jobs.md`).
 //!
-//! The program is always the same one; so all that crosses nodes with privileges is a record of fixed length: whose it
-//! is, as the kernel says of the deputy, and where the deputy listens. Whoever carries it out twice harms nobody: a
-//! deputy takes one far end, and the other one ends.
+//! The program is always the same one; so all that crosses nodes with privileges is a record: whose it is and which
+//! root it has, as the kernel says of the deputy, and where the deputy listens. Whoever carries it out twice harms
+//! nobody: a deputy takes one far end, and the other one ends.
 
 use crate::caller::Uids;
 use crate::limits::STATUS_BYTES_MAX;
@@ -11,8 +11,16 @@ use crate::range::Seat;
 
 /// Groups that a job's user may be in, besides the first one.
 pub const JOB_GROUPS_MAX: usize = 64;
-/// Of a [`StartOrder`] as it travels.
+/// Of a [`StartOrder`] as it travels, without a root.
 pub const START_BYTES: usize = 56 + 4 * JOB_GROUPS_MAX;
+/// Of the path of a root.
+pub const ROOT_BYTES_MAX: usize = 1024;
+/// Of any [`StartOrder`].
+pub const START_BYTES_MAX: usize = START_BYTES + ROOT_BYTES_MAX;
+/// What a keeper says first of all to its call gate, in the place of an order's number, which begin with 1.
+pub const TAKES_ROOTS: u64 = 0;
+/// What of a process's mounts is looked at: its root is among the first.
+pub const MOUNTS_BYTES_MAX: usize = 64 << 10;
 
 const VERSION: u32 = 1;
 /// Filters that every program of a container has, which the keeper installs.
@@ -42,6 +50,8 @@ pub enum Unfit {
     TooManyGroups,
     /// It has filters of its own, which would not go along.
     HasFilters,
+    /// It changed its root by itself, or that is gone, or its path is too long.
+    StrangeRoot,
 }
 
 impl JobOwner {
@@ -88,10 +98,67 @@ impl JobOwner {
     }
 }
 
+/// What a job sees as `/`: what its deputy does.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum JobRoot {
+    /// The container's own.
+    Own,
+    /// A directory of its tree, as a path there, which begins with a slash.
+    Tree(String),
+}
+
+impl JobRoot {
+    /// From `/proc/PID/mountinfo`, which the caller knows to be of that process: which mount it has at `/`.
+    ///
+    /// # Errors
+    /// None, as who changed its root by itself, or one that nobody could find by a path.
+    pub fn of_mounts(mounts: &[u8]) -> Result<JobRoot, Unfit> {
+        let head = mounts.get(..MOUNTS_BYTES_MAX).unwrap_or(mounts);
+        let words = |line: &[u8]| line.split(|byte| *byte == b' ').map(<[u8]>::to_vec).collect::<Vec<_>>();
+        let is_root = |words: &Vec<Vec<u8>>| words.get(4).is_some_and(|place| place == b"/");
+        // The last one lies on top.
+        let root = head.split(|byte| *byte == b'\n').map(words).rfind(is_root).ok_or(Unfit::StrangeRoot)?;
+        let kind = root.iter().skip_while(|word| *word != b"-").nth(1).ok_or(Unfit::StrangeRoot)?;
+        if !kind.starts_with(b"fuse") {
+            return Ok(JobRoot::Own);
+        }
+        let path = root.get(3).and_then(|path| String::from_utf8(unescaped(path)).ok());
+        path.filter(|path| is_path(path)).map(JobRoot::Tree).ok_or(Unfit::StrangeRoot)
+    }
+}
+
+/// A path in the tree that leads to one place alone.
+fn is_path(path: &str) -> bool {
+    let is_whole = |part: &str| !matches!(part, "" | "." | "..");
+    let mut parts = path.strip_prefix('/').into_iter().flat_map(|rest| rest.split('/')).peekable();
+    let is_top = path == "/";
+    path.len() <= ROOT_BYTES_MAX && !path.contains('\0') && (is_top || (parts.peek().is_some() && parts.all(is_whole)))
+}
+
+/// Where the kernel writes a backslash and three octal digits.
+fn unescaped(word: &[u8]) -> Vec<u8> {
+    let (mut bytes, mut rest) = (Vec::new(), word);
+    while let Some((first, after)) = rest.split_first() {
+        let digits = after.get(..3).filter(|_| *first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = after.get(3..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    bytes
+}
+
 /// The far end that shall be started.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StartOrder {
     pub owner: JobOwner,
+    pub root: JobRoot,
     /// The deputy's endpoint.
     pub deputy: u32,
     /// What the deputy knows its far end by.
@@ -103,8 +170,9 @@ pub struct StartOrder {
 }
 
 impl StartOrder {
-    pub fn encode(&self) -> [u8; START_BYTES] {
-        let (mut bytes, mut at) = ([0; START_BYTES], 0);
+    /// [`START_BYTES`], and the path of a root. Releases that know no roots understand what has none.
+    pub fn encode(&self) -> Vec<u8> {
+        let (mut bytes, mut at) = (vec![0; START_BYTES], 0);
         let mut put = |word: &[u8]| {
             if let Some(place) = bytes.get_mut(at..at + word.len()) {
                 place.copy_from_slice(word);
@@ -121,13 +189,21 @@ impl StartOrder {
             .iter()
             .for_each(|id| put(&id.to_le_bytes()));
         groups.iter().for_each(|id| put(&id.to_le_bytes()));
+        if let JobRoot::Tree(path) = &self.root {
+            bytes.extend_from_slice(path.as_bytes());
+        }
         bytes
     }
 
     /// # Errors
     /// The bytes are none of this version, or have users or groups that no container has.
     pub fn decode(bytes: &[u8]) -> Result<StartOrder, BadRecord> {
-        let bytes: &[u8; START_BYTES] = bytes.try_into().map_err(|_| BadRecord)?;
+        let (bytes, root) = bytes.split_first_chunk::<START_BYTES>().ok_or(BadRecord)?;
+        let root = match std::str::from_utf8(root) {
+            Ok("") => JobRoot::Own,
+            Ok(path) if is_path(path) => JobRoot::Tree(path.to_owned()),
+            _ => return Err(BadRecord),
+        };
         let half = |at: usize| -> Result<u32, BadRecord> {
             let chunk = bytes.get(at..).and_then(|rest| rest.first_chunk()).ok_or(BadRecord)?;
             Ok(u32::from_le_bytes(*chunk))
@@ -156,7 +232,7 @@ impl StartOrder {
             permitted: word(24)?,
             ambient: word(32)?,
         };
-        Ok(StartOrder { owner, deputy: half(4)?, token: word(8)?, with_terminal: with_terminal == 1, origin })
+        Ok(StartOrder { owner, root, deputy: half(4)?, token: word(8)?, with_terminal: with_terminal == 1, origin })
     }
 }
 
@@ -209,24 +285,48 @@ mod tests {
     }
 
     #[test]
+    fn root_is_the_one_that_the_kernel_shows() {
+        let of = |text: &str| JobRoot::of_mounts(text.as_bytes());
+        let image = "90 80 0:46 /img/debian\\040twelve / rw,nosuid - fuse dvs rw,user_id=0\n\
+                     91 90 0:46 / /dc rw - fuse dvs rw\n";
+        assert_eq!(of(image), Ok(JobRoot::Tree("/img/debian twelve".to_owned())));
+        let own = "70 60 0:30 / / ro,nosuid - tmpfs tmpfs rw\n71 70 0:46 / /dc rw shared:1 - fuse dvs rw\n";
+        assert_eq!(of(own), Ok(JobRoot::Own));
+        assert_eq!(of(&format!("{own}{image}")), of(image), "the one on top");
+        assert_eq!(of(&image.replace("/img/debian\\040twelve", "/")), Ok(JobRoot::Tree("/".to_owned())));
+        let strange = ["/gone//deleted", "/a/../b", "/\\377", "no", "/a/", "/a//b", "/x\\000"];
+        let long = format!("/{}", "x".repeat(ROOT_BYTES_MAX));
+        for path in strange.into_iter().chain([long.as_str()]) {
+            let mounts = image.replace("/img/debian\\040twelve", path);
+            assert_eq!(of(&mounts), Err(Unfit::StrangeRoot), "{path}");
+        }
+        for text in ["", "71 70 0:46 / /dc rw - fuse dvs rw\n", "70 60 0:30 / / ro"] {
+            assert_eq!(of(text), Err(Unfit::StrangeRoot), "{text}");
+        }
+    }
+
+    #[test]
     fn order_arrives_as_it_was_sent_and_others_are_refused() {
         let many = JobOwner { groups: (0..JOB_GROUPS_MAX as u32).collect(), ..owner() };
-        for owner in [owner(), many] {
+        let roots = [JobRoot::Own, JobRoot::Tree("/img/debian 12".to_owned())];
+        for (owner, root) in [owner(), many].into_iter().zip(roots) {
             let order = StartOrder {
                 with_terminal: owner.groups.len() > 2,
                 owner,
+                root,
                 deputy: 77,
                 token: u64::MAX,
                 origin: Seat::new(61).unwrap(),
             };
             let whole = order.encode();
+            assert!(whole.len() <= START_BYTES_MAX);
             assert_eq!(StartOrder::decode(&whole), Ok(order));
-            for end in 0..whole.len() {
+            for end in 0..START_BYTES {
                 assert_eq!(StartOrder::decode(&whole[..end]), Err(BadRecord), "cut at {end}");
             }
             for at in 0..whole.len() {
-                for value in [0, 1, 0x7f, 0xff] {
-                    let mut changed = whole;
+                for value in [0, 1, b'/', 0x7f, 0xff] {
+                    let mut changed = whole.clone();
                     changed[at] = value;
                     // Whatever comes out goes in again.
                     if let Ok(read) = StartOrder::decode(&changed) {
@@ -234,6 +334,8 @@ mod tests {
                     }
                 }
             }
+            let too_long = [&whole[..START_BYTES], b"/", &[b'x'; ROOT_BYTES_MAX]].concat();
+            assert_eq!(StartOrder::decode(&too_long), Err(BadRecord));
         }
     }
 }

@@ -161,13 +161,15 @@ fn goes_elsewhere() -> Option<u32> {
     let input = rustix::fs::fstat(rustix::stdio::stdin()).ok()?;
     let kind = rustix::fs::FileType::from_raw_mode(input.st_mode);
     let is_shared = matches!(kind, rustix::fs::FileType::Fifo | rustix::fs::FileType::Socket);
-    let is_in_tree = std::env::current_dir().is_ok_and(|dir| dir.starts_with("/dc"));
+    // Also below a root that is a directory of the tree.
+    let device = |path: &str| rustix::fs::stat(path).map(|about| about.st_dev);
+    let is_in_tree = device(".").is_ok_and(|own| device("/dc") == Ok(own));
     let text = std::fs::read_to_string("/proc/loadavg").ok()?;
     let running: f64 = text.split(' ').nth(3)?.split('/').next()?.parse().ok()?;
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64;
     // This process is one of those that run.
     let is_idle = (running - 1.0) / cpus < rules.load;
-    (!is_shared && is_in_tree && !is_idle && own_root().is_ok()).then_some(rules.most)
+    (!is_shared && is_in_tree && !is_idle).then_some(rules.most)
 }
 
 fn list(nodes: &[JobNode]) -> Result<ExitCode, Failure> {
@@ -204,7 +206,6 @@ fn not_run(program: Option<&OsString>, error: &std::io::Error) -> Failure {
 }
 
 fn run_as_deputy(place: JobPlace, nodes: &[JobNode], command: Vec<OsString>) -> Result<ExitCode, Failure> {
-    own_root()?;
     let program = command.first().cloned().unwrap_or_default();
     let deputy = Deputy::new(command, Path::new(DIR))
         .map_err(|error| trouble("this job cannot go to another node").because(&error).hint("on --help"))?;
@@ -238,18 +239,6 @@ fn run_deputy(deputy: Deputy, nodes: &[JobNode], node: u32, program: Option<&OsS
         Ok(end) => end.end(),
         Err(error) => Err(trouble(format!("the job did not begin on {name}")).because(&error)),
     }
-}
-
-/// An image's root is another one than that of the far end, which would look for the program elsewhere.
-fn own_root() -> Result<(), Failure> {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let root = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).rfind(|words| words.get(4) == Some(&"/"));
-    let is_own = root.is_none_or(|words| words.get(3) == Some(&"/") && !words.contains(&"fuse"));
-    if is_own {
-        return Ok(());
-    }
-    Err(trouble("programs in the root of an image have no jobs on other nodes yet")
-        .hint("dvs run CONTAINER --node NODE --root PATH -- PROGRAM"))
 }
 
 /// A deputy for each node, in processes of their own. The status is 0 when all of theirs are, else the largest.

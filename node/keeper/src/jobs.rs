@@ -2,7 +2,8 @@
 //!
 //! The keeper holds the socket at which `on` asks: a call gate that comes and goes takes it over. And it starts far
 //! ends, which the call gate asks for, a packet each: a number (`u64`) and a `StartOrder`. The answer is that number
-//! and an errno (`u64` each, 0: it runs). Only one program is ever started so.
+//! and an errno (`u64` each, 0: it runs). Only one program is ever started so. The first packet of all has
+//! `TAKES_ROOTS` for a number.
 //!
 //! A far end has no log and no record; nobody is told of its end but its deputy.
 
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use mgmt_api::{RootFs, RunRequest};
-use proc_core::start::{START_BYTES, StartOrder};
+use proc_core::start::{JobRoot, START_BYTES_MAX, StartOrder, TAKES_ROOTS};
 use rustix::fs::{Mode, OFlags};
 use vos_api::job_door::{FAR_END, FAR_END_VARIABLE, NAME, PROGRAM, PROGRAM_INSIDE, WITH_TERMINAL};
 
@@ -27,7 +28,7 @@ use crate::refusal::{BadRun, Refusal};
 
 /// Processes that ask for a job and were not heard yet.
 const BACKLOG: i32 = 256;
-const PACKET_BYTES: usize = 8 + START_BYTES;
+const PACKET_BYTES_MAX: usize = 8 + START_BYTES_MAX;
 /// Packets of one turn of the loop.
 const TURN_MAX: usize = 8;
 
@@ -58,6 +59,7 @@ impl JobDoor {
     /// For a call gate that begins: the socket at which programs ask, and the one over which it asks for far ends.
     pub fn begin(&mut self, poll: &Poll) -> io::Result<[OwnedFd; 2]> {
         let theirs = poll.open_door(&mut self.socket, Source::Jobs)?;
+        self.answer(JobTicket(TAKES_ROOTS), 0);
         Ok([self.listener.try_clone()?, theirs])
     }
 
@@ -100,9 +102,11 @@ impl Keeper {
     pub fn hear_jobs(&mut self) {
         for _ in 0..TURN_MAX {
             let Some(socket) = self.job_door.as_ref().and_then(|door| door.socket.as_ref()) else { return };
-            let mut packet = [0; PACKET_BYTES];
+            let mut packet = [0; PACKET_BYTES_MAX];
             match sys::seqpacket::receive(socket.as_fd(), &mut packet) {
-                Ok(received) if received.bytes == packet.len() => self.start_far_end(&packet),
+                Ok(received) if received.bytes > 0 => {
+                    self.start_far_end(packet.get(..received.bytes).unwrap_or_default());
+                }
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return,
                 // Its end, or what no call gate says.
                 _ => return self.close_job_socket(),
@@ -116,8 +120,8 @@ impl Keeper {
         }
     }
 
-    fn start_far_end(&mut self, packet: &[u8; PACKET_BYTES]) {
-        let Some((ticket, order)) = packet.split_first_chunk() else { return };
+    fn start_far_end(&mut self, packet: &[u8]) {
+        let Some((ticket, order)) = packet.split_first_chunk() else { return self.close_job_socket() };
         let ticket = JobTicket(u64::from_le_bytes(*ticket));
         let Ok(decoded) = StartOrder::decode(order) else { return self.answer_job(ticket, libc::EPROTO) };
         let id = self.next_id();
@@ -187,12 +191,16 @@ impl Keeper {
 fn far_end(order: &StartOrder) -> RunRequest {
     let terminal = if order.with_terminal { format!(" {WITH_TERMINAL}") } else { String::new() };
     let (deputy, token, origin) = (order.deputy, order.token, order.origin.index());
+    let root = match &order.root {
+        JobRoot::Own => RootFs::Host,
+        JobRoot::Tree(path) => RootFs::Tree(path.clone()),
+    };
     RunRequest {
         argv: vec![FAR_END.into()],
         node: None,
         env: vec![format!("{FAR_END_VARIABLE}={deputy} {token} {origin}{terminal}").into()],
         workdir: Some("/".into()),
-        root: RootFs::Host,
+        root,
         uid: order.owner.uid,
         gid: order.owner.gid,
         terminal: None,

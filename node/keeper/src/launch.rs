@@ -29,6 +29,7 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_keep_capabilities, set_thread_groups,
     set_thread_res_gid, set_thread_res_uid,
 };
+use sandbox::rootfs::Links;
 use seccompiler::BpfProgram;
 use sys::child::{ForkError, Forked, Parentage, exec, exit_now, fork};
 use sys::ns::Kinds;
@@ -50,7 +51,7 @@ const SHOWN_CHARS_MAX: usize = 200;
 /// How long there are porters after the last job.
 const STAND_FOR: Duration = Duration::from_secs(60);
 /// What one is told.
-const STAND_BYTES_MAX: usize = 1024;
+const STAND_BYTES_MAX: usize = 2048;
 /// The porter waits for nothing but the kernel.
 const PORTER_LIMIT: Duration = Duration::from_secs(5);
 
@@ -315,7 +316,9 @@ impl Plan {
         // Root inside first: the file tree knows nobody else of us, and a change of root needs its privileges.
         become_user(0, &[0]).map_err(Failure::errno(Stage::Identity))?;
         if let RootFs::Tree(path) = &self.root {
-            sandbox::rootfs::enter_tree(path)
+            // What the kernel calls the root of a job's deputy leads over no link; who owns the place could make one.
+            let links = if matches!(self.owner, Owner::Job(_)) { Links::Refused } else { Links::Followed };
+            sandbox::rootfs::enter_tree(path, links)
                 .map_err(|error| Failure { stage: Stage::Root, errno: errno_of(&error) })?;
         }
         umask(rustix::fs::Mode::from_raw_mode(0o022));

@@ -34,7 +34,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid, chownat, makedev, mkdirat, mknodat, open, symlinkat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, chownat, makedev, mkdirat, mknodat, open, openat2,
+    symlinkat,
+};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MountFlags, MountPropagationFlags, MoveMountFlags,
     OpenTreeFlags, UnmountFlags, fsconfig_create, fsconfig_reconfigure, fsconfig_set_flag, fsconfig_set_string,
@@ -527,9 +530,16 @@ impl View {
     }
 }
 
+/// What becomes of symbolic links in a path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Links {
+    Followed,
+    Refused,
+}
+
 /// Makes a directory of the file tree (`/dc/...`) the root of the calling process, in a mount namespace of its own,
 /// with the container's /proc, /dev, /sys, /tmp, /run and /dc in it. The caller is root inside the container.
-pub fn enter_tree(path: &str) -> Result<(), RootFsError> {
+pub fn enter_tree(path: &str, links: Links) -> Result<(), RootFsError> {
     let root = Path::new(path);
     if !root.starts_with("/dc") || root.components().any(|part| part == Component::ParentDir) {
         return Err(RootFsError::BadPath(path.to_owned()));
@@ -537,9 +547,18 @@ pub fn enter_tree(path: &str) -> Result<(), RootFsError> {
     let fail = |what| move |cause: io::Error| RootFsError::Enter { what, path: path.to_owned(), cause };
     let refused = |what| move |cause: rustix::io::Errno| fail(what)(cause.into());
     sys::ns::unshare(Kinds::MOUNT).map_err(fail("make a mount namespace"))?;
+    let resolve = match links {
+        Links::Followed => ResolveFlags::empty(),
+        Links::Refused => ResolveFlags::NO_SYMLINKS,
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = openat2(CWD, root, flags, Mode::empty(), resolve).map_err(refused("find the directory"))?;
     // A mount of its own, as the change of root demands.
-    mount_bind_recursive(root, root).map_err(refused("mount the directory"))?;
-    rustix::process::chdir(root).map_err(refused("enter the directory"))?;
+    let whole = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+    let tree = open_tree(&dir, "", whole | OpenTreeFlags::AT_EMPTY_PATH).map_err(refused("take the directory"))?;
+    let onto = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(&tree, "", &dir, "", onto).map_err(refused("mount the directory"))?;
+    rustix::process::fchdir(&tree).map_err(refused("enter the directory"))?;
     for name in ["proc", "dev", "sys", "tmp", "run", "dc"] {
         match mkdirat(CWD, name, Mode::from_raw_mode(0o755)) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => (),

@@ -16,7 +16,8 @@ const NULL: (u32, u32) = (1, 3);
 /// `FUSE_SUPER_MAGIC`
 const FUSE: rustix::fs::FsWord = 0x6573_5546;
 /// Below it a path means the same on every node.
-const TREE: &[u8] = b"/dc/";
+/// Its device is that of a root that is a directory of it, too.
+const TREE: &str = "/dc";
 /// What an open file is like that the kernel gives back; the others are of the moment in which it was opened.
 const KEPT_FLAGS: OFlags = OFlags::ACCMODE.union(OFlags::APPEND).union(OFlags::SYNC).union(OFlags::DSYNC);
 /// Resources of `prlimit`, all there are.
@@ -142,12 +143,12 @@ impl Inherited {
     }
 
     fn named(&self, file: BorrowedFd<'_>, about: &Stat, flags: OFlags) -> Option<JobFile> {
-        if fstatfs(file).ok()?.f_type != FUSE {
+        if fstatfs(file).ok()?.f_type != FUSE || stat(TREE).ok()?.st_dev != about.st_dev {
             return None;
         }
         let path = readlink(format!("/proc/self/fd/{}", file.as_raw_fd()), Vec::new()).ok()?;
-        let (is_in_tree, there) = (path.as_bytes().starts_with(TREE), stat(&path).ok()?);
-        let is_it = is_in_tree && (there.st_dev, there.st_ino) == (about.st_dev, about.st_ino);
+        let there = stat(&path).ok()?;
+        let is_it = (there.st_dev, there.st_ino) == (about.st_dev, about.st_ino);
         let offset = seek(file, SeekFrom::Current(0)).ok()?;
         let flags = (flags & KEPT_FLAGS).bits();
         is_it.then(|| JobFile::Named { path: path.into_bytes(), inode: about.st_ino, flags, offset })

@@ -54,7 +54,6 @@ pub struct Options {
     #[arg(
         long,
         value_name = "RULES",
-        conflicts_with = "root",
         long_help = "\
 Put programs of these names on other nodes when this one or its descendants start them, as \
 `on least` does: names with * and ?, then optionally ;load=L (only while this node has L or more \
