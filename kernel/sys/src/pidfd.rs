@@ -140,11 +140,18 @@ pub fn has_ended(process: impl AsFd) -> bool {
     !matches!(poll(&mut [PollFd::from_borrowed_fd(process, PollFlags::IN)], Some(&now)), Ok(0))
 }
 
-/// Whether the first thread of a process has ended. Others of it may be in the kernel still, where nothing ends them
-/// but what they wait for; until then its descriptors are open, and [`has_ended`] says no.
+/// Whether a process was killed, or its first thread has ended: it executes nothing of its own any more. Threads of it
+/// may be in the kernel still, where nothing ends them but what they wait for; until then its descriptors are open, and
+/// [`has_ended`] says no.
 pub fn is_ending(pid: i32) -> bool {
-    field_behind_name(pid, 0).is_some_and(|state| state == "Z")
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return false };
+    let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let pending = line("SigPnd:").and_then(|set| u64::from_str_radix(set, 16).ok()).unwrap_or(0);
+    line("State:").is_some_and(|state| state.starts_with('Z')) || pending & KILLED != 0
 }
+
+/// Who is killed has the signal pending in each of its threads until that one ends.
+const KILLED: u64 = 1 << (libc::SIGKILL - 1);
 
 /// Sends a signal to exactly the process behind the descriptor.
 pub fn signal(process: impl AsFd, signal: Signal) -> io::Result<()> {
@@ -219,6 +226,17 @@ ctypes.CDLL(None).syscall(ctypes.c_long(60 if platform.machine() == 'x86_64' els
         python.kill().unwrap();
         python.wait().unwrap();
         assert!(!is_ending(pid) && has_ended(&pidfd));
+    }
+
+    #[test]
+    fn process_that_was_killed_is_ending_before_it_ends() {
+        let mut sleeper = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = sleeper.id() as i32;
+        assert!(!is_ending(pid));
+        sleeper.kill().unwrap();
+        assert!(is_ending(pid));
+        sleeper.wait().unwrap();
+        assert!(!is_ending(pid));
     }
 
     #[test]

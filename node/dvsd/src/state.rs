@@ -83,10 +83,7 @@ impl Child {
 
     /// True when it has ended within `limit`.
     pub fn wait(&self, limit: Duration) -> bool {
-        let timeout =
-            Timespec { tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: limit.subsec_nanos().into() };
-        let mut fds = [PollFd::from_borrowed_fd(self.pidfd(), PollFlags::IN)];
-        rustix::io::retry_on_intr(|| poll(&mut fds, Some(&timeout))).is_ok_and(|ready| ready > 0)
+        has_ended_within(self.pidfd(), limit)
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -116,6 +113,10 @@ impl Child {
             |pidfd: &OwnedFd| waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
         let mut lingering = LINGERING.lock();
         lingering.retain(|pidfd| !sys::pidfd::has_ended(pidfd) || reap(pidfd).is_err());
+        if !has_ended_within(self.pidfd.as_fd(), LAST_WORDS) {
+            // Nobody needs the rest of it; and its endpoint is its successor's as soon as it is killed.
+            self.signal(Signal::KILL);
+        }
         let status = reap(&self.pidfd);
         if !sys::pidfd::has_ended(&self.pidfd) {
             tracing::warn!(role = self.record.role, pid = self.record.pid, "a thread of it is still in the kernel");
@@ -143,6 +144,16 @@ impl Child {
     }
 }
 
+/// Of a process, or of a thread.
+fn has_ended_within(pidfd: BorrowedFd<'_>, limit: Duration) -> bool {
+    let timeout =
+        Timespec { tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: limit.subsec_nanos().into() };
+    let mut fds = [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)];
+    rustix::io::retry_on_intr(|| poll(&mut fds, Some(&timeout))).is_ok_and(|ready| ready > 0)
+}
+
+/// For a process whose serving thread has ended, to say why.
+const LAST_WORDS: Duration = Duration::from_millis(30);
 /// A killed process that does not go away is stuck in the kernel; we do not wait for it for ever.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 
@@ -253,6 +264,39 @@ mod tests {
         let path = dir.join("fs.json");
         write(&path, &record).unwrap();
         (process, record, path)
+    }
+
+    #[test]
+    fn child_that_serves_no_more_is_killed_with_what_is_left_of_it() {
+        const PROGRAM: &str = "
+import ctypes, threading, time
+def serve():
+    ctypes.CDLL(None).prctl(15, b'serve', 0, 0, 0)
+    time.sleep(1)
+threading.Thread(target=serve).start()
+time.sleep(60)
+";
+        let dir = tempfile::tempdir().unwrap();
+        let (mut sleeper, record, path) = sleeper(dir.path());
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+        let Ok(mut python) = Command::new("python3").args(["-c", PROGRAM]).spawn() else {
+            return eprintln!("SKIPPED: there is no python3");
+        };
+        let pid = python.id() as i32;
+        let record = ChildRecord { pid, serving: Some("serve".to_owned()), ready: true, ..record };
+        let until = std::time::Instant::now() + Duration::from_secs(20);
+        while sys::pidfd::open_thread(pid, "serve").is_err() && std::time::Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let child = Child::new(record, sys::pidfd::open(pid).unwrap(), path);
+        assert!(!child.has_ended());
+        assert!(child.wait(Duration::from_secs(20)), "the thread has ended");
+        assert!(!sys::pidfd::is_ending(pid), "and the process has not");
+        child.bury().unwrap();
+        // Ours, so it may be gone already.
+        let ended = python.wait();
+        assert!(ended.is_err() || !ended.unwrap().success());
     }
 
     #[test]

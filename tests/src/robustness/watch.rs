@@ -51,8 +51,11 @@ pub fn table(site: &Site) -> Vec<Process> {
     found
 }
 
-/// Parent, time of beginning, number of threads; `None` for remains.
+/// Parent, time of beginning, number of threads; `None` for remains, and for who was killed.
 fn alive(pid: u32) -> Option<(u32, u64, u32)> {
+    if sys::pidfd::is_ending(pid.cast_signed()) {
+        return None;
+    }
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     if matches!(*fields.first()?, "Z" | "X") {
