@@ -13,6 +13,8 @@ use crate::robustness::site::Site;
 
 /// What a program that is started once has in its environment.
 pub const TAG: &str = "ROBUST";
+/// Who was killed has it pending until he is gone, however long the kernel holds him; he executes nothing meanwhile.
+const KILLED: u64 = 1 << (Signal::KILL.as_raw() - 1);
 const PAUSE: Duration = Duration::from_millis(150);
 
 #[derive(Clone, Debug)]
@@ -53,7 +55,9 @@ pub fn table(site: &Site) -> Vec<Process> {
 
 /// Parent, time of beginning, number of threads; `None` for remains, and for who was killed.
 fn alive(pid: u32) -> Option<(u32, u64, u32)> {
-    if sys::pidfd::is_ending(pid.cast_signed()) {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"))?;
+    if u64::from_str_radix(pending.trim(), 16).ok()? & KILLED != 0 {
         return None;
     }
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
