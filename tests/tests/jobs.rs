@@ -501,6 +501,63 @@ fn deputies_end_with_the_lost_node_of_their_jobs() {
     assert!(!elsewhere.contains("n3") && !elsewhere.is_empty(), "{elsewhere}");
 }
 
+/// Whatever a node's end interrupts: deputies of jobs there, jobs of deputies there, processes in the table, signals to
+/// them. A second after the cluster's decision nothing is left of it.
+#[test]
+#[ignore = "twenty minutes"]
+fn hundred_losses_of_nodes_leave_nothing_behind() {
+    if !end_to_end::has_etcd() {
+        eprintln!("SKIPPED: there is no etcd (Debian: etcd-server)");
+        return;
+    }
+    let losses: usize = std::env::var("COUNT").ok().and_then(|count| count.parse().ok()).unwrap_or(100);
+    let cluster = Cluster::up_with(3, &["--engine", "etcd"]);
+    cluster.ok(&["dc", "create", "shop", "--nodes", "n1,n2,n3", "--start", "--fs-node", "n1", "--disk-node", "n1"]);
+    let state_of = |node: &str| {
+        let nodes = cluster.json(&["node", "ls", "-o", "json"]);
+        let found = nodes.as_array()?.iter().find(|one| one["name"] == node)?;
+        Some(found["state"].as_str()?.to_owned())
+    };
+    let mut took = Vec::new();
+    for count in 0..losses {
+        let victim = ["n3", "n2"][count % 2];
+        let _ = said(&cluster, "rm -f /dc/end /dc/pid");
+        let job = format!("on {victim} -- sleep 1006 2>/dev/null; echo $? > /dc/end");
+        cluster.ok(&["run", "-d", "shop", "--node", "n1", "--", "bash", "-c", &job]);
+        cluster.ok(&["run", "-d", "shop", "--node", victim, "--", "bash", "-c", "on n1 -- sleep 1007"]);
+        let stays = "echo $$ > /dc/pid; exec sleep 1008";
+        cluster.ok(&["run", "-d", "shop", "--node", victim, "--", "bash", "-c", stays]);
+        eventually("all run", Duration::from_secs(20), || {
+            let all = cluster.ok(&["ps", "shop"]);
+            let is_there = |what: &&str| all.contains(&format!(" {what}\n"));
+            ["sleep 1006", "sleep 1007", "sleep 1008"].iter().all(is_there).then_some(())
+        });
+        assert_eq!(said(&cluster, "kill -0 $(cat /dc/pid) && echo there"), "there", "loss {count}");
+        cluster.ok(&["dev", "kill", victim]);
+        eventually("the cluster decides", Duration::from_secs(20), || {
+            state_of(victim).filter(|state| state != "ready" && state != "suspect").map(|_| ())
+        });
+        let decided = Instant::now();
+        eventually("nothing is left", Duration::from_secs(10), || {
+            let left =
+                "kill -0 $(cat /dc/pid) 2>&1; pgrep -f 'sleep[ ]100[678]'; cat /dc/end 2>/dev/null || echo waits";
+            let left = said(&cluster, left);
+            (left.ends_with("\n125") && left.lines().count() == 2).then_some(())
+        });
+        took.push(decided.elapsed());
+        cluster.ok(&["dev", "restart", victim]);
+        eventually("it is back", Duration::from_secs(60), || {
+            let dc = cluster.json(&["dc", "inspect", "shop", "-o", "json"]);
+            (state_of(victim).as_deref() == Some("ready") && dc["phase"] == "running").then_some(())
+        });
+        is_quiet(&cluster, "sleep 100");
+    }
+    took.sort();
+    let (median, most) = (took.get(losses / 2), took.last());
+    println!("{losses} losses: nothing left {median:?} (median), {most:?} (at most) after the decision");
+    assert!(most.is_none_or(|most| *most < Duration::from_secs(2)), "a second, and what it takes to look");
+}
+
 /// make and xargs know nothing of nodes, nor does what they start.
 #[test]
 fn programs_are_spread_by_their_names() {

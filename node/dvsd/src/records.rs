@@ -446,22 +446,49 @@ pub const FORMAT_KEY: &str = "/format";
 
 /// A number that rises at each call, for ever, under a key: incarnations of nodes and servers.
 pub fn raise(engine: &dyn Engine, key: &str) -> Result<u64, EngineError> {
-    raise_from(engine, key, read(engine, key)?)
-}
-
-/// The same for who has just read it.
-pub fn raise_from(engine: &dyn Engine, key: &str, mut known: Option<(u64, Revision)>) -> Result<u64, EngineError> {
     loop {
-        let (compare, next) = match known {
-            Some((last, at)) => (Compare::Modified { key: key.to_owned(), at }, last + 1),
-            None => (Compare::Absent { key: key.to_owned() }, 1),
-        };
-        // A conflict is somebody else's progress.
-        if let Outcome::Done(_) = engine.transact(&[compare], &[Op::put(key, encode(&next))])? {
+        let known = read(engine, key)?;
+        if let Some(next) = raise_if(engine, key, known, Vec::new())? {
             return Ok(next);
         }
-        known = read(engine, key)?;
     }
+}
+
+/// Incarnation of a server that begins, as long as the container's record places it so. Whoever is to start it there
+/// and has not heard that it stands elsewhere by now would have a higher one than the server that does. `None`: it is
+/// not placed so any more.
+pub fn raise_where_placed(
+    engine: &dyn Engine,
+    key: &str,
+    dc: &str,
+    is_placed: impl Fn(&DcRecord) -> bool,
+) -> Result<Option<u64>, EngineError> {
+    let dc = dc_key(dc);
+    loop {
+        let Some((_, at)) = read::<DcRecord>(engine, &dc)?.filter(|(record, _)| is_placed(record)) else {
+            return Ok(None);
+        };
+        let known = read(engine, key)?;
+        if let Some(next) = raise_if(engine, key, known, vec![Compare::Modified { key: dc.clone(), at }])? {
+            return Ok(Some(next));
+        }
+    }
+}
+
+/// `None`: somebody else was quicker.
+fn raise_if(
+    engine: &dyn Engine,
+    key: &str,
+    known: Option<(u64, Revision)>,
+    mut compares: Vec<Compare>,
+) -> Result<Option<u64>, EngineError> {
+    let (compare, next) = match known {
+        Some((last, at)) => (Compare::Modified { key: key.to_owned(), at }, last + 1),
+        None => (Compare::Absent { key: key.to_owned() }, 1),
+    };
+    compares.push(compare);
+    let outcome = engine.transact(&compares, &[Op::put(key, encode(&next))])?;
+    Ok(matches!(outcome, Outcome::Done(_)).then_some(next))
 }
 
 #[cfg(test)]
@@ -477,6 +504,48 @@ mod tests {
         assert_eq!(parse_dc_key(&share_key("a", "n1")), Some(DcKey::Share { dc: "a", node: "n1" }));
         assert_eq!(parse_dc_key("/dcs/a/b"), None);
         assert_eq!(parse_endpoint_key(&endpoint_key(7, 16)), Some((7, 16)));
+    }
+
+    #[test]
+    fn server_has_a_new_incarnation_only_where_the_record_places_it() {
+        let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+        let config = LocalConfig::new(dir.path().join("engine.db"), dir.path().join("volatile"));
+        let engine = LocalEngine::open(config).expect("the engine opens");
+        let put = |key: &str, value: Vec<u8>| drop(engine.transact(&[], &[Op::put(key, value)]).expect("written"));
+        let placed_on = |node: &str| {
+            let spec = serde_json::json!({
+                "name": "shop", "nodes": ["n1", "n2"], "disks": [{"name": "root", "bytes": 1 << 30, "node": node}],
+            });
+            let wish = serde_json::from_value(spec.clone()).unwrap();
+            let placement = crate::placer::place(&wish, crate::kinds::KINDS, &ledger::Accounts::new()).unwrap();
+            serde_json::json!({
+                "id": 7, "spec": spec, "placement": placement, "desired": {"kind": "running"}, "generation": 1,
+                "created_s": 0,
+            })
+        };
+        let disk_is_on = |record: &DcRecord, node: &str| {
+            record.placement.first(&mgmt_api::ServerKind::DISK).is_some_and(|disk| disk.node == node)
+        };
+        let raise = |node: &str| {
+            let is_placed = |record: &DcRecord| disk_is_on(record, node);
+            raise_where_placed(&engine, "/epochs/7/16", "shop", is_placed).expect("asked")
+        };
+        assert_eq!(raise("n1"), None, "there is no such container");
+        put(&dc_key("shop"), encode(&placed_on("n1")));
+        assert_eq!((raise("n1"), raise("n2"), raise("n1")), (Some(1), None, Some(2)));
+        put(&dc_key("shop"), encode(&placed_on("n2")));
+        assert_eq!((raise("n1"), raise("n2")), (None, Some(3)));
+        // It is placed elsewhere in the moment after it was looked at.
+        let moved = std::cell::Cell::new(false);
+        let is_placed = |record: &DcRecord| {
+            let is_here = disk_is_on(record, "n2");
+            if is_here && !moved.replace(true) {
+                put(&dc_key("shop"), encode(&placed_on("n1")));
+            }
+            is_here
+        };
+        assert_eq!(raise_where_placed(&engine, "/epochs/7/16", "shop", is_placed).expect("asked"), None);
+        assert_eq!(read::<u64>(&engine, "/epochs/7/16").expect("read").map(|known| known.0), Some(3));
     }
 
     /// What an earlier version wrote (`tests/formats`).

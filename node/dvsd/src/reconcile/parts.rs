@@ -983,7 +983,8 @@ impl Parts {
         let missing = || format!("{part:?} is no server");
         let Part::Server(kind, index) = part else { return Err(missing().into()) };
         let endpoint = self.share.endpoint(part).ok_or_else(missing)?;
-        let placement_epoch = self.share.instance(part).ok_or_else(missing)?.epoch;
+        let placed = self.share.instance(part).ok_or_else(missing)?;
+        let placement_epoch = placed.epoch;
         let name = self.share.role_name(part).ok_or_else(missing)?.to_owned();
         let mut options = self.share.options(part).ok_or_else(missing)?;
         let lost = match kind.endpoint {
@@ -999,11 +1000,17 @@ impl Parts {
         let engine = &*self.context.engine;
         let epoch = format!("/epochs/{}/{endpoint}", self.share.id);
         // A server that ever had an epoch had its image before.
-        let last = records::read(engine, &epoch)?;
+        let last = records::read::<u64>(engine, &epoch)?;
         let image = if self.may_make_image(part, last.is_some()) { Image::Made } else { Image::Demanded };
         let fds = self.descriptors(part, image)?;
         // Raised in the engine: whoever starts this server next, on whichever node, gets a higher one.
-        let epoch = records::raise_from(engine, &epoch, last)?;
+        let is_placed = |record: &records::DcRecord| {
+            let same = |one: &&Instance| (&one.kind, one.index) == (&placed.kind, placed.index);
+            let now = record.placement.instances.iter().find(same);
+            record.id == self.share.id && now.is_some_and(|now| (&now.node, now.epoch) == (&placed.node, placed.epoch))
+        };
+        let epoch = records::raise_where_placed(engine, &epoch, &self.share.spec.name, is_placed)?;
+        let epoch = epoch.ok_or("it stands elsewhere by now, or nowhere")?;
         let identity = ServerIdentity::new(endpoint, Epoch(epoch));
         let broker = self.context.broker.server_socket(DcId(self.share.id), identity)?;
         let mut fields = self.fields();
