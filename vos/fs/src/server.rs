@@ -1,13 +1,15 @@
 //! The process: from its spawn record to a service, and from requests to calls.
 //!
 //! Spawn record: options `disk` (endpoint number of the volume) and `disk_epoch` (of its placement), `cache_bytes`
-//! (clean data kept in memory), `lost` (seats of lost nodes, a bit each, whose gates need not be waited for).
+//! (clean data kept in memory), `lost` (seats of lost nodes, a bit each, whose gates need not be waited for);
+//! descriptor `lost`: the same from then on.
 //!
 //! Nothing is answered while the volume is not held (`hold.rs`). The loop only hands over: workers execute. What never
 //! waits (events, releases, cancellations) the loop does itself. Checkpoints and everything that depends on time are
 //! jobs of the same workers, started by the loop's tick.
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -25,7 +27,7 @@ use fs_core::{Call, Fs, Options, Reply};
 use crate::disk::DiskDevice;
 use crate::hold::Hold;
 
-const KIND: Kind = Kind { name: "fs", system_calls: &[] };
+const KIND: Kind = Kind { name: "fs", system_calls: &[libc::SYS_pread64] };
 
 /// Operations that may wait for the disk at a time.
 const WORKERS: usize = 16;
@@ -54,10 +56,36 @@ fn open(boot: &mut Boot) -> Result<FsService, Failure> {
     let session = BlockingSession::open(Box::new(connect), DISK_RING, Identity { epochs, ..Identity::default() })?;
     let device = DiskDevice::open(DiskClient::new(session), boot.handle.clone())?;
     let service = FsService::open(Arc::new(device), cache_bytes as usize, boot.handle.clone())?;
-    let lost = boot.spawn.option_u64("lost")?.unwrap_or(0);
-    let is_lost = |client| gate_seat(client).is_some_and(|seat| lost >> seat & 1 == 1);
-    service.fs.fence_clients(is_lost).map_err(|errno| errno.to_string())?;
-    Ok(service)
+    let known = boot.spawn.option_u64("lost")?.unwrap_or(0);
+    fence_seats(&service.fs, known).map_err(|errno| errno.to_string())?;
+    let lost = boot.spawn.take_fd("lost").map(|page| LostSeats { page, known });
+    Ok(FsService { lost, ..service })
+}
+
+/// Nodes that the cluster gave up, a bit for each seat: eight bytes (little-endian) that the daemon keeps up to date.
+struct LostSeats {
+    page: OwnedFd,
+    known: u64,
+}
+
+impl LostSeats {
+    /// Those that were given up since it was looked at.
+    fn since(&mut self) -> u64 {
+        let mut bytes = [0; 8];
+        match rustix::io::retry_on_intr(|| rustix::io::pread(&self.page, &mut bytes, 0)) {
+            Ok(got) if got == bytes.len() => {
+                let now = u64::from_le_bytes(bytes);
+                now & !std::mem::replace(&mut self.known, now)
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// Nobody waits for what their file gates hold.
+fn fence_seats(fs: &Fs, seats: u64) -> Result<(), vos_api::Errno> {
+    let is_lost = |client| gate_seat(client).is_some_and(|seat| seats >> seat & 1 == 1);
+    if seats == 0 { Ok(()) } else { fs.fence_clients(is_lost) }
 }
 
 /// The seat of the node whose file gate has this endpoint.
@@ -80,6 +108,8 @@ pub struct FsService {
     last_checkpoint: Instant,
     is_checkpointing: Arc<AtomicBool>,
     is_ticking: Arc<AtomicBool>,
+    /// `None`: the daemon tells nothing.
+    lost: Option<LostSeats>,
 }
 
 impl FsService {
@@ -133,6 +163,7 @@ impl FsService {
             last_checkpoint: now,
             is_checkpointing: Arc::default(),
             is_ticking: Arc::default(),
+            lost: None,
         })
     }
 
@@ -241,6 +272,15 @@ impl Service for FsService {
             return;
         }
         self.last_tick = now;
+        let lost = self.lost.as_mut().map_or(0, LostSeats::since);
+        if lost != 0 {
+            let fs = self.fs.clone();
+            self.run(move || {
+                if let Err(errno) = fence_seats(&fs, lost) {
+                    tracing::error!("clients that are lost are waited for: {errno}");
+                }
+            });
+        }
         let now_ms = now.duration_since(self.began).as_millis() as u64;
         self.run_once(&self.is_ticking, move |fs| fs.tick(now_ms));
         if self.fs.is_dirty() && now >= self.last_checkpoint + CHECKPOINT_AGE {
@@ -328,4 +368,24 @@ fn respond(request: Request, reply: Reply) {
         at += part.bytes().len() as u32;
     }
     request.reply(reply.results, at);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn who_is_lost_is_told_once_and_again_when_it_was_back() {
+        let page = tempfile::tempfile().expect("a file");
+        let mut lost = LostSeats { page: page.try_clone().expect("a descriptor").into(), known: 0b1 };
+        assert_eq!(lost.since(), 0, "nothing was written yet");
+        let mut tell = |seats: u64| {
+            page.write_all_at(&seats.to_le_bytes(), 0).expect("written");
+            lost.since()
+        };
+        assert_eq!((tell(0b1), tell(0b101), tell(0b101)), (0, 0b100, 0));
+        assert_eq!((tell(0b1), tell(0b101)), (0, 0b100));
+    }
 }

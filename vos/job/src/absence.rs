@@ -48,7 +48,7 @@ impl Absence {
                     (true, true) => BACK_WITHIN,
                     (true, false) => GONE_AFTER,
                 };
-                now.duration_since(*self.unknown.get_or_insert(now)) >= patience
+                now.duration_since(*self.unknown.get_or_insert(now)) >= patience || self.node.is_lost()
             }
             said => {
                 if said == IpcError::NoLink {

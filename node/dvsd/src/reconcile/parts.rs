@@ -7,7 +7,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -62,6 +62,8 @@ const EGRESS_GATE: PortGateKind =
 const BROKER_SOCKET: &str = "broker";
 /// Likewise: who the container's nodes are.
 const HOSTS: &str = sandbox::rootfs::HOSTS;
+/// Which nodes are lost, for servers.
+const LOST_SEATS: &str = "lost";
 
 /// Of a container's control group.
 pub fn cgroup_name(config: &Config, dc: u32) -> String {
@@ -80,6 +82,8 @@ pub struct Parts {
     cgroup: Option<Cgroup>,
     /// Seats of nodes of which the call gate was told that they are lost, a bit each.
     lost: u64,
+    /// What the page for servers says of it, as far as this daemon has written it.
+    lost_as_told: Option<u64>,
     published: Published,
     /// Nodes of the cluster that the present gate to the outside was told of; nothing of one that an earlier daemon
     /// began.
@@ -159,6 +163,7 @@ impl Parts {
             plain: BTreeMap::new(),
             cgroup: None,
             lost: 0,
+            lost_as_told: None,
             published: Published::default(),
             kept_from: None,
             desks: Mutex::default(),
@@ -811,6 +816,12 @@ impl Parts {
     /// A call gate is told when it begins which nodes are lost. Of one that came back it hears by itself.
     pub fn hear_verdicts(&mut self) {
         let lost = self.lost_seats();
+        if self.lost_as_told != Some(lost) {
+            match self.lost_page().and_then(|page| Ok(page.write_all_at(&lost.to_le_bytes(), 0)?)) {
+                Ok(()) => self.lost_as_told = Some(lost),
+                Err(cause) => tracing::warn!(%cause, "servers do not hear which nodes are lost"),
+            }
+        }
         if lost & !self.lost != 0 {
             self.renew_call_gate();
         }
@@ -819,6 +830,13 @@ impl Parts {
         {
             tracing::warn!(%cause, "jobs do not hear which nodes are lost");
         }
+    }
+
+    /// Servers have it open: it is written over, never replaced.
+    fn lost_page(&self) -> Result<File, Problem> {
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        Ok(options.open(self.run_dir.join(LOST_SEATS))?)
     }
 
     fn is_lost(&self, node: &str) -> bool {
@@ -1058,6 +1076,10 @@ impl Parts {
                 }
                 // Disks of earlier versions have none yet.
                 Source::Fence => Ok(self.open_image(&self.volume(part)?.fence_file(), None, Image::Made)?.into()),
+                Source::LostSeats => {
+                    self.lost_page()?.write_all_at(&self.lost_seats().to_le_bytes(), 0)?;
+                    Ok(File::open(self.run_dir.join(LOST_SEATS))?.into())
+                }
                 Source::Store => Ok(self.open_image(&format!("{}.store", kind.name), None, found)?.into()),
                 Source::Keeper(key) => {
                     let held = self.keeper()?.fetch(key)?;
