@@ -26,6 +26,8 @@ pub struct Life {
 #[derive(Default)]
 pub struct Sightings {
     lives: BTreeMap<(u32, u64), Life>,
+    /// Of processes that stood still since.
+    over: Vec<Life>,
 }
 
 impl Sightings {
@@ -42,8 +44,13 @@ impl Sightings {
         life.until = life.until.max(now);
     }
 
+    /// It stands still: what it does when it goes on is another life of it.
+    pub fn stands_still(&mut self, process: (u32, u64)) {
+        self.over.extend(self.lives.remove(&process));
+    }
+
     pub fn lives(&self) -> Vec<Life> {
-        self.lives.values().cloned().collect()
+        self.lives.values().chain(&self.over).cloned().collect()
     }
 }
 
@@ -114,5 +121,8 @@ mod tests {
             seen.saw("fs", "n1", (7, 1), Some(2), now);
         }
         assert_eq!(seen.lives(), [life("fs", "n1", 7, 1, 2, 5, 9)]);
+        seen.stands_still((7, 1));
+        seen.saw("fs", "n1", (7, 1), Some(2), 20);
+        assert_eq!(seen.lives(), [life("fs", "n1", 7, 1, 2, 20, 20), life("fs", "n1", 7, 1, 2, 5, 9)]);
     }
 }

@@ -17,6 +17,8 @@ use crate::robustness::watch::TAG;
 const KEYS: u64 = 4;
 /// Containers that come and go.
 const OTHERS: u64 = 3;
+/// What services have there, before a number.
+pub const SERVICE: &str = "service-";
 /// Where programs that are started once write that they were.
 pub const RAN: &str = "/dc/ran";
 /// `timeout` ended it.
@@ -53,7 +55,7 @@ impl Person<'_> {
 
     fn step(&mut self) {
         self.steps += 1;
-        match self.rng.below(31) {
+        match self.rng.below(35) {
             0..=9 => self.store(),
             10..=14 => self.container(),
             15..=16 => self.label(),
@@ -93,6 +95,15 @@ impl Person<'_> {
                 }
             }
             29 => drop(self.dvs(&["doctor"])),
+            30..=32 => self.service(),
+            33 => {
+                let (from, to) = (*self.rng.pick(&NODES), *self.rng.pick(&NODES));
+                let word = format!("word{}", self.rng.below(1000));
+                let done = self.dvs(&["run", self.dc, "--node", from, "--", "on", to, "--", "echo", &word]);
+                if done.status.success() && String::from_utf8_lossy(&done.stdout).trim() != word {
+                    self.notes.is_wrong(format!("'on {to} -- echo {word}' from {from} said {done:?}"));
+                }
+            }
             _ if self.rng.one_in(3) => self.copies(),
             _ => drop(self.dvs(&["disk", "ls", self.dc])),
         }
@@ -106,6 +117,28 @@ impl Person<'_> {
             3..=4 => self.dvs(&["disk", "replica", "remove", self.dc, "root", node]),
             5..=6 => self.dvs(&["disk", "replica", "promote", self.dc, "root", node]),
             _ => self.dvs(&["server", "move", self.dc, "fs", node]),
+        };
+    }
+
+    /// Services that come and go, of one instance each: it runs once at a time.
+    fn service(&mut self) {
+        let name = format!("s{}", self.rng.below(OTHERS));
+        match self.rng.below(8) {
+            0..=2 => {
+                let tag = format!("{TAG}={SERVICE}{}.{}", self.number, self.steps);
+                self.dvs(&["service", "add", "--env", &tag, self.dc, &name, "--", "sleep", "1000000"])
+            }
+            3 => self.dvs(&["service", "rm", self.dc, &name]),
+            4 => self.dvs(&["service", "restart", self.dc, &name]),
+            5 => {
+                let (instance, node) = (format!("{name}/0"), *self.rng.pick(&NODES));
+                self.dvs(&["service", "move", self.dc, &instance, "--to", node])
+            }
+            6 => {
+                let what = *self.rng.pick(&["stop", "start"]);
+                self.dvs(&["service", what, self.dc, &name])
+            }
+            _ => self.dvs(&["service", "ls", self.dc]),
         };
     }
 
@@ -193,7 +226,7 @@ impl Person<'_> {
     fn container(&mut self) {
         let name = format!("x{}", self.rng.below(OTHERS));
         let history = format!("dc/{name}");
-        match self.rng.below(9) {
+        match self.rng.below(11) {
             0..=2 => {
                 let nodes = ["n1,n2", "n2,n3", "n1,n2,n3", "n3", "n1"][self.rng.below(5) as usize];
                 let ask = Ask::Put { value: 1, given: Given::Absent };
@@ -223,7 +256,9 @@ impl Person<'_> {
                 });
             }
             7 => drop(self.dvs(&["dc", "start", &name])),
-            _ => drop(self.dvs(&["dc", "stop", &name])),
+            8 => drop(self.dvs(&["dc", "stop", &name])),
+            9 => drop(self.dvs(&["pause", &name])),
+            _ => drop(self.dvs(&["unpause", &name])),
         }
     }
 
@@ -253,7 +288,7 @@ impl Person<'_> {
         }
     }
 
-    /// A program that says that it was started: nobody may read it twice.
+    /// A program that says that it was started, perhaps as a job: nobody may read it twice.
     fn program_once(&mut self) {
         let node = self.rng.below(NODES.len() as u64) as usize;
         let kills = self.notes.kills(node);
@@ -261,8 +296,15 @@ impl Person<'_> {
         let seconds = 1 + self.rng.below(20);
         let script = format!("echo ${TAG} >> {RAN}; exec sleep {seconds}");
         let variable = format!("{TAG}={tag}");
-        let run = ["run", "-d", self.dc, "--node", NODES[node], "--env", &variable, "--", "sh", "-c", &script];
-        let done = self.dvs(&run);
+        let begin = ["run", "-d", self.dc, "--node", NODES[node]];
+        let done = if self.rng.one_in(3) {
+            // What is elsewhere has the variable, its deputy has not.
+            let to = *self.rng.pick(&NODES);
+            let job = ["--", "on", to, "--", "env", &variable, "sh", "-c", &script];
+            self.dvs(&[&begin[..], &job].concat())
+        } else {
+            self.dvs(&[&begin[..], &["--env", &variable, "--", "sh", "-c", &script]].concat())
+        };
         if done.status.success() {
             let pid = String::from_utf8_lossy(&done.stdout).trim().to_owned();
             self.started.push(Started { pid, node, kills });

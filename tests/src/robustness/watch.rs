@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::robustness::Notes;
 use crate::robustness::faults::{NODES, Node, Role};
+use crate::robustness::people::SERVICE;
 use crate::robustness::site::Site;
 
 /// What a program that is started once has in its environment.
@@ -30,6 +31,8 @@ pub struct Process {
     pub epoch: Option<u64>,
     pub tag: Option<String>,
     pub command: String,
+    /// Stopped by a signal.
+    pub stands_still: bool,
 }
 
 /// Everything that descends from the machines' first processes; these not.
@@ -68,6 +71,12 @@ fn alive(pid: u32) -> Option<(u32, u64, u32)> {
     Some((fields.get(1)?.parse().ok()?, fields.get(19)?.parse().ok()?, fields.get(17)?.parse().ok()?))
 }
 
+/// As in `/proc/PID/stat`.
+fn state(pid: u32) -> Option<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().next().map(str::to_owned)
+}
+
 /// `None`: it has no memory any more, so it runs nothing.
 fn process(node: Node, pid: u32, began: u64) -> Option<Process> {
     let read = |what: &str| std::fs::read(format!("/proc/{pid}/{what}")).ok().filter(|bytes| !bytes.is_empty());
@@ -98,7 +107,8 @@ fn process(node: Node, pid: u32, began: u64) -> Option<Process> {
     let number = |name: &str| spawn[name].as_u64();
     let tag = role.is_none().then(|| variable(TAG)).flatten();
     let (dc, endpoint, epoch) = (number("dc"), number("endpoint"), number("epoch"));
-    Some(Process { node, pid, began, role, dc, endpoint, epoch, tag, command })
+    let stands_still = state(pid).is_some_and(|state| state == "T");
+    Some(Process { node, pid, began, role, dc, endpoint, epoch, tag, command, stands_still })
 }
 
 /// Or what a daemon is about to start, which has its name for a moment.
@@ -144,6 +154,12 @@ pub fn watch(site: &Site, notes: &Notes) -> Vec<Life> {
                     None => continue,
                 },
             };
+            // A keeper that stood still as well ends a service whose time is over, before it does anything else.
+            let is_service = process.tag.as_deref().is_some_and(|tag| tag.starts_with(SERVICE));
+            if is_service && process.stands_still {
+                seen.stands_still((process.pid, process.began));
+                continue;
+            }
             let epoch = process.endpoint.and(process.epoch);
             // Once more, now: a table is read for some milliseconds.
             let now = notes.now();
@@ -153,5 +169,7 @@ pub fn watch(site: &Site, notes: &Notes) -> Vec<Life> {
         }
         std::thread::sleep(PAUSE);
     }
-    seen.lives()
+    // A service that was seen once, between two looks, may have been ended in that moment.
+    let is_sure = |life: &Life| life.from < life.until || !life.thing.contains(SERVICE);
+    seen.lives().into_iter().filter(is_sure).collect()
 }
