@@ -78,7 +78,10 @@ impl<'a> Nemesis<'a> {
             Fault::PowerOff { node, ms } => {
                 {
                     let mut off = self.off.lock();
-                    off.insert(node);
+                    if !off.insert(node) {
+                        // The other fault of the round has done it, and turns it on again.
+                        return;
+                    }
                     self.dev(&["kill", NODES[node]]);
                 }
                 self.await_truth(node, ms, is_alone);
