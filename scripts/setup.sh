@@ -39,6 +39,9 @@ g++:compiles the headers of the C library as C++
 pkg-config|pkgconf:finds the C library, as its users do
 mandoc:checks the manual pages
 procps:ps and pkill inside containers
+libnbd-bin:clients of disks (nbdinfo, nbdcopy)
+qemu-utils:likewise (qemu-io, qemu-img)
+fio:likewise, with verification
 libacl1-dev:pjdfstest, a test suite of others, is built with it (long tests only)
 "
 

@@ -7,9 +7,9 @@ use client::contexts::{CONTEXT_VARIABLE, LOCAL};
 use client::{Contexts, Places, Wanted};
 
 use crate::commands::{
-    access, apply, attach, audit, cluster, completion, context, cp, daemon, dc, dev, disk, doctor, ds, events, exec,
-    import, info, inspect, internal, kill, logs, metrics, names, node, pause, port, ps, run, server, service, stats,
-    stop, version, wait,
+    access, alone, apply, attach, audit, cluster, completion, context, cp, daemon, dc, dev, disk, doctor, ds, events,
+    exec, import, info, inspect, internal, kill, logs, metrics, names, node, pause, port, ps, run, server, service,
+    stats, stop, version, wait,
 };
 use crate::output::Format;
 
@@ -176,6 +176,8 @@ pub enum Command {
     Context(context::Command),
     Events(events::Options),
     Audit(audit::Options),
+    #[command(subcommand)]
+    Alone(alone::Command),
     #[command(subcommand)]
     Dev(dev::Command),
     Metrics(metrics::Options),

@@ -868,6 +868,18 @@ pub const TABLE: &[Row] = &[
         Succeeds,
         &[(&["--out", "/no/such/directory/file"], 1, "/no/such/directory")],
     ),
+    row(
+        "alone disk",
+        &["{dir}/disk.img", "--size", "1M", "--socket", "{dir}/disk.sock"],
+        Files,
+        Answers,
+        Endless,
+        &[
+            (&["{dir}/none.img"], 1, "none.img"),
+            (&["{dir}/none.img", "--size", "z"], 2, "z"),
+            (&["{dir}/none.img", "--listen", "nowhere"], 2, "nowhere"),
+        ],
+    ),
     row("version", &[], Nobody, Answers, Succeeds, &[(&["more"], 2, "more")]),
     row("completion", &["bash"], Files, Answers, Succeeds, &[(&["tcl"], 2, "tcl")]),
     row(

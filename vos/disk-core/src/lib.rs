@@ -2,9 +2,9 @@
 //!
 //! - [`Volume`]: bounds, alignment, who may change what, what a failed write-back means.
 //! - [`Medium`]: what a volume lies on. [`ImageFile`] is the one there is: a file or block device of the host.
-//! - [`Bulk`]: the client's end of a transfer.
+//! - [`Bulk`]: the client's end of a transfer; plain memory is one ([`ReadInto`], [`WriteFrom`]).
 //!
-//! Not here: the server around it, which thread waits for the medium (`vos/disk`). Disks are not replicated yet.
+//! Not here: the server around it, which thread waits for the medium (`vos/disk`); copies (`vos/replica-core`).
 
 #![forbid(unsafe_code)]
 // No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
@@ -16,5 +16,5 @@ mod medium;
 mod volume;
 
 pub use image::{Image, ImageError, ImageFile};
-pub use medium::{Access, Bulk, Medium, Need};
+pub use medium::{Access, Bulk, Medium, Need, ReadInto, WriteFrom};
 pub use volume::{Durability, Volume};

@@ -4,6 +4,7 @@
 //! process; what had returned before [`Medium::flush`] began survives loss of power once it returned. Overlapping
 //! transfers at the same time have no order, as on any disk. All calls may be made by several threads at once.
 
+use std::cell::RefCell;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
@@ -20,6 +21,66 @@ pub trait Bulk {
 
     /// Writes its first `bytes` bytes to the file.
     fn drain(&self, file: BorrowedFd<'_>, offset: u64, bytes: u32) -> Result<(), Errno>;
+}
+
+/// Plain memory, for reads.
+pub struct ReadInto<'a>(RefCell<&'a mut [u8]>);
+
+impl<'a> ReadInto<'a> {
+    pub fn new(memory: &'a mut [u8]) -> ReadInto<'a> {
+        ReadInto(RefCell::new(memory))
+    }
+}
+
+impl Bulk for ReadInto<'_> {
+    fn fill(&self, at: u32, file: BorrowedFd<'_>, offset: u64, bytes: u32) -> Result<u32, Errno> {
+        let mut memory = self.0.borrow_mut();
+        let place = memory.get_mut(at as usize..).and_then(|rest| rest.get_mut(..bytes as usize));
+        let place = place.ok_or(Errno::RANGE)?;
+        let mut done = 0;
+        while done < place.len() {
+            let rest = place.get_mut(done..).unwrap_or_default();
+            match rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut *rest, offset + done as u64))? {
+                0 => break,
+                got => done += got,
+            }
+        }
+        Ok(done as u32)
+    }
+
+    fn fill_cached(&self, _: u32, _: BorrowedFd<'_>, _: u64, _: u32) -> Result<bool, Errno> {
+        Ok(false)
+    }
+
+    fn drain(&self, _: BorrowedFd<'_>, _: u64, _: u32) -> Result<(), Errno> {
+        Err(Errno::NOTSUP)
+    }
+}
+
+/// Plain memory, for writes.
+pub struct WriteFrom<'a>(pub &'a [u8]);
+
+impl Bulk for WriteFrom<'_> {
+    fn fill(&self, _: u32, _: BorrowedFd<'_>, _: u64, _: u32) -> Result<u32, Errno> {
+        Err(Errno::NOTSUP)
+    }
+
+    fn fill_cached(&self, _: u32, _: BorrowedFd<'_>, _: u64, _: u32) -> Result<bool, Errno> {
+        Ok(false)
+    }
+
+    fn drain(&self, file: BorrowedFd<'_>, offset: u64, bytes: u32) -> Result<(), Errno> {
+        let data = self.0.get(..bytes as usize).ok_or(Errno::RANGE)?;
+        let mut done = 0;
+        while done < data.len() {
+            let rest = data.get(done..).unwrap_or_default();
+            match rustix::io::retry_on_intr(|| rustix::io::pwrite(file, rest, offset + done as u64))? {
+                0 => return Err(Errno::IO),
+                written => done += written,
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Offsets and lengths are whole blocks inside the medium; the volume has checked them. What [`Bulk`] refuses is passed

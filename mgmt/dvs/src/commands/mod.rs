@@ -1,6 +1,7 @@
 //! One file per command. Each has its options, its help with examples, and `execute`.
 
 pub mod access;
+pub mod alone;
 pub mod apply;
 pub mod attach;
 pub mod audit;
@@ -93,6 +94,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Context(command) => context::execute(global, &command),
         Command::Events(options) => events::execute(global, &options),
         Command::Audit(options) => audit::execute(global, &options),
+        Command::Alone(command) => alone::execute(global, &command),
         Command::Dev(command) => dev::execute(global, command),
         Command::Metrics(options) => metrics::execute(global, &options),
         Command::Doctor(options) => doctor::execute(global, &options),
@@ -132,6 +134,7 @@ pub fn local_daemon(global: &Global) -> Result<Client, Failure> {
 /// What works on this machine alone does not do so silently when a cluster elsewhere was named.
 fn refuse_elsewhere(global: &Global, command: &Command) -> Result<(), Failure> {
     let why = match command {
+        Command::Alone(_) => "the server would be of this machine",
         Command::Dev(_) => "development clusters are of this machine",
         Command::Daemon(_) => "a daemon runs on this machine",
         Command::Cluster(command) if command.is_local() => "it is about this machine, as a node",

@@ -15,9 +15,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use abi::Endpoint;
-use disk_core::{Durability, Volume};
+use disk_core::{Durability, ReadInto, Volume};
 use libvos::{BlockingSession, Identity, PortConnect, SharedPort, Size};
-use parking_lot::Mutex;
 use replica_core::{
     BlockRange, CopyState, CopyVerdict, Decided, DiskReply, DiskRequest, ENCODED_BYTES_MAX, EXTENT_BLOCKS, Layout,
     Primary, PrimaryAct, RangeSet, Replica, ReplicaAnswer, ReplicaMessage, ReplicaRecord, encode_behind, judge,
@@ -635,38 +634,9 @@ impl Service for MirroredDisk {
 }
 
 fn read_all(volume: &Volume, range: BlockRange) -> Result<Vec<u8>, Errno> {
-    let bytes = range.count as usize * BLOCK as usize;
-    let memory = Heap(Mutex::new(vec![0; bytes]));
-    volume.read(range.first * BLOCK, bytes as u64, &memory)?;
-    Ok(memory.0.into_inner())
-}
-
-/// Memory of this process.
-struct Heap(Mutex<Vec<u8>>);
-
-impl disk_core::Bulk for Heap {
-    fn fill(&self, at: u32, file: std::os::fd::BorrowedFd<'_>, offset: u64, bytes: u32) -> Result<u32, Errno> {
-        let mut memory = self.0.lock();
-        let place = memory.get_mut(at as usize..).and_then(|rest| rest.get_mut(..bytes as usize));
-        let place = place.ok_or(Errno::RANGE)?;
-        let mut done = 0;
-        while done < place.len() {
-            let rest = place.get_mut(done..).unwrap_or_default();
-            match rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut *rest, offset + done as u64))? {
-                0 => break,
-                got => done += got,
-            }
-        }
-        Ok(done as u32)
-    }
-
-    fn fill_cached(&self, _: u32, _: std::os::fd::BorrowedFd<'_>, _: u64, _: u32) -> Result<bool, Errno> {
-        Ok(false)
-    }
-
-    fn drain(&self, _: std::os::fd::BorrowedFd<'_>, _: u64, _: u32) -> Result<(), Errno> {
-        Err(Errno::NOTSUP)
-    }
+    let mut bytes = vec![0; range.count as usize * BLOCK as usize];
+    volume.read(range.first * BLOCK, bytes.len() as u64, &ReadInto::new(&mut bytes))?;
+    Ok(bytes)
 }
 
 // ---- how it becomes primary

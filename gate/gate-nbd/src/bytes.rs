@@ -1,0 +1,289 @@
+//! Any range of a store that has whole blocks.
+//!
+//! A block that is written in part is read first; nobody writes meanwhile, or what he wrote would be undone.
+
+use parking_lot::RwLock;
+use rustix::io::Errno;
+
+use crate::store::{BlockStore, STORE_BLOCK_BYTES};
+
+const ZEROS: [u8; STORE_BLOCK_BYTES as usize] = [0; STORE_BLOCK_BYTES as usize];
+
+/// May zeros take no space?
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Holes {
+    Allowed,
+    Refused,
+}
+
+pub struct Bytes {
+    store: Box<dyn BlockStore>,
+    /// Written by who changes a part of a block, read by who changes whole ones.
+    parts: RwLock<()>,
+}
+
+/// A range, cut at the borders of blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Cut {
+    /// Bytes before the first border; all of them, when the range has none.
+    head: u64,
+    middle: u64,
+    tail: u64,
+}
+
+fn cut(offset: u64, bytes: u64) -> Cut {
+    let head = (offset.next_multiple_of(STORE_BLOCK_BYTES) - offset).min(bytes);
+    let middle = (bytes - head) / STORE_BLOCK_BYTES * STORE_BLOCK_BYTES;
+    Cut { head, middle, tail: bytes - head - middle }
+}
+
+impl Bytes {
+    pub fn new(store: Box<dyn BlockStore>) -> Bytes {
+        Bytes { store, parts: RwLock::new(()) }
+    }
+
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+        let Cut { head, middle, tail } = cut(offset, into.len() as u64);
+        if head == 0 && tail == 0 {
+            return if middle == 0 { Ok(()) } else { self.store.read(offset, into) };
+        }
+        let (first, rest) = into.split_at_mut_checked(head as usize).ok_or(Errno::INVAL)?;
+        let (whole, last) = rest.split_at_mut_checked(middle as usize).ok_or(Errno::INVAL)?;
+        self.read_part(offset, first)?;
+        if middle > 0 {
+            self.store.read(offset + head, whole)?;
+        }
+        self.read_part(offset + head + middle, last)
+    }
+
+    /// Inside one block.
+    fn read_part(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+        if into.is_empty() {
+            return Ok(());
+        }
+        let mut block = ZEROS;
+        let at = (offset % STORE_BLOCK_BYTES) as usize;
+        self.store.read(offset - at as u64, &mut block)?;
+        into.copy_from_slice(block.get(at..at + into.len()).ok_or(Errno::INVAL)?);
+        Ok(())
+    }
+
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        let Cut { head, middle, tail } = cut(offset, data.len() as u64);
+        if head == 0 && tail == 0 {
+            let _whole = self.parts.read();
+            return if middle == 0 { Ok(()) } else { self.store.write(offset, data) };
+        }
+        let _parts = self.parts.write();
+        let (first, rest) = data.split_at_checked(head as usize).ok_or(Errno::INVAL)?;
+        let (whole, last) = rest.split_at_checked(middle as usize).ok_or(Errno::INVAL)?;
+        self.write_part(offset, first)?;
+        if middle > 0 {
+            self.store.write(offset + head, whole)?;
+        }
+        self.write_part(offset + head + middle, last)
+    }
+
+    /// Inside one block; nobody else writes.
+    fn write_part(&self, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let mut block = ZEROS;
+        let at = (offset % STORE_BLOCK_BYTES) as usize;
+        self.store.read(offset - at as u64, &mut block)?;
+        block.get_mut(at..at + data.len()).ok_or(Errno::INVAL)?.copy_from_slice(data);
+        self.store.write(offset - at as u64, &block)
+    }
+
+    /// A wish: blocks that lie in the range as a whole become zeros.
+    pub fn trim(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
+        let Cut { head, middle, .. } = cut(offset, bytes);
+        if middle == 0 {
+            return Ok(());
+        }
+        let _whole = self.parts.read();
+        self.store.discard(offset + head, middle)
+    }
+
+    pub fn zero(&self, offset: u64, bytes: u64, holes: Holes) -> Result<(), Errno> {
+        let Cut { head, middle, tail } = cut(offset, bytes);
+        let _parts = self.parts.write();
+        let zeros = |bytes: u64| ZEROS.get(..bytes as usize).ok_or(Errno::INVAL);
+        self.write_part(offset, zeros(head)?)?;
+        self.write_part(offset + head + middle, zeros(tail)?)?;
+        if middle == 0 {
+            return Ok(());
+        }
+        self.store.discard(offset + head, middle)?;
+        if holes == Holes::Allowed {
+            return Ok(());
+        }
+        match self.store.allocate(offset + head, middle) {
+            Err(Errno::OPNOTSUPP) => {
+                let blocks = (0..middle).step_by(STORE_BLOCK_BYTES as usize);
+                blocks.into_iter().try_for_each(|at| self.store.write(offset + head + at, &ZEROS))
+            }
+            done => done,
+        }
+    }
+
+    pub fn flush(&self) -> Result<(), Errno> {
+        self.store.flush()
+    }
+
+    /// Of a range, one after the other: how many bytes, and whether they may be other than zeros. `most` of them.
+    pub fn pieces(&self, offset: u64, bytes: u64, most: usize) -> Vec<(u64, bool)> {
+        let (mut at, end) = (offset, offset + bytes);
+        let mut pieces: Vec<(u64, bool)> = Vec::new();
+        while at < end && pieces.len() < most {
+            let from = at / STORE_BLOCK_BYTES * STORE_BLOCK_BYTES;
+            let (first, last) = self.store.data_from(from).unwrap_or((end, end));
+            let (next, is_data) = if first > at { (first.min(end), false) } else { (last.min(end), true) };
+            if next <= at {
+                // Whoever says nonsense has data.
+                pieces.push((end - at, true));
+                break;
+            }
+            pieces.push((next - at, is_data));
+            at = next;
+        }
+        pieces
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use parking_lot::Mutex;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// In memory; blocks that were never written, or were discarded, are `None`.
+    pub struct MemoryStore(pub Mutex<Vec<Option<Vec<u8>>>>);
+
+    impl MemoryStore {
+        pub fn of_blocks(blocks: usize) -> MemoryStore {
+            MemoryStore(Mutex::new(vec![None; blocks]))
+        }
+    }
+
+    const BLOCK: usize = STORE_BLOCK_BYTES as usize;
+
+    impl BlockStore for MemoryStore {
+        fn bytes(&self) -> u64 {
+            (self.0.lock().len() * BLOCK) as u64
+        }
+
+        fn is_read_only(&self) -> bool {
+            false
+        }
+
+        fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+            let blocks = self.0.lock();
+            assert!((offset as usize).is_multiple_of(BLOCK) && into.len().is_multiple_of(BLOCK));
+            for (at, part) in into.chunks_mut(BLOCK).enumerate() {
+                let block = blocks.get(offset as usize / BLOCK + at).ok_or(Errno::INVAL)?;
+                part.copy_from_slice(block.as_deref().unwrap_or(&ZEROS));
+            }
+            Ok(())
+        }
+
+        fn write(&self, offset: u64, data: &[u8]) -> Result<(), Errno> {
+            let mut blocks = self.0.lock();
+            assert!((offset as usize).is_multiple_of(BLOCK) && data.len().is_multiple_of(BLOCK));
+            for (at, part) in data.chunks(BLOCK).enumerate() {
+                *blocks.get_mut(offset as usize / BLOCK + at).ok_or(Errno::INVAL)? = Some(part.to_vec());
+            }
+            Ok(())
+        }
+
+        fn flush(&self) -> Result<(), Errno> {
+            Ok(())
+        }
+
+        fn discard(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
+            let (first, count) = (offset as usize / BLOCK, bytes as usize / BLOCK);
+            self.0.lock()[first..first + count].fill(None);
+            Ok(())
+        }
+
+        fn allocate(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
+            let (first, count) = (offset as usize / BLOCK, bytes as usize / BLOCK);
+            self.0.lock()[first..first + count].iter_mut().for_each(|block| {
+                block.get_or_insert_with(|| ZEROS.to_vec());
+            });
+            Ok(())
+        }
+
+        fn data_from(&self, offset: u64) -> Option<(u64, u64)> {
+            let blocks = self.0.lock();
+            let first = (offset as usize / BLOCK..blocks.len()).find(|at| blocks[*at].is_some())?;
+            let end = (first..blocks.len()).find(|at| blocks[*at].is_none()).unwrap_or(blocks.len());
+            Some(((first * BLOCK) as u64, (end * BLOCK) as u64))
+        }
+    }
+
+    const BLOCKS: usize = 6;
+    const SIZE: usize = BLOCKS * BLOCK;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Write { at: usize, bytes: usize, fill: u8 },
+        Zero { at: usize, bytes: usize, holes: bool },
+        Trim { at: usize, bytes: usize },
+    }
+
+    fn range() -> impl Strategy<Value = (usize, usize)> {
+        (0..SIZE).prop_flat_map(|at| (Just(at), 0..=SIZE - at))
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (range(), 1..=255_u8).prop_map(|((at, bytes), fill)| Step::Write { at, bytes, fill }),
+            (range(), any::<bool>()).prop_map(|((at, bytes), holes)| Step::Zero { at, bytes, holes }),
+            range().prop_map(|(at, bytes)| Step::Trim { at, bytes }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn any_range_is_as_in_plain_memory(steps in prop::collection::vec(step(), 1..20), looks in prop::collection::vec(range(), 1..8)) {
+            let bytes = Bytes::new(Box::new(MemoryStore::of_blocks(BLOCKS)));
+            let mut model = vec![0_u8; SIZE];
+            for step in steps {
+                match step {
+                    Step::Write { at, bytes: count, fill } => {
+                        bytes.write(at as u64, &vec![fill; count]).unwrap();
+                        model[at..at + count].fill(fill);
+                    }
+                    Step::Zero { at, bytes: count, holes } => {
+                        let holes = if holes { Holes::Allowed } else { Holes::Refused };
+                        bytes.zero(at as u64, count as u64, holes).unwrap();
+                        model[at..at + count].fill(0);
+                    }
+                    Step::Trim { at, bytes: count } => {
+                        bytes.trim(at as u64, count as u64).unwrap();
+                        let (first, end) = (at.next_multiple_of(BLOCK), (at + count) / BLOCK * BLOCK);
+                        if first < end {
+                            model[first..end].fill(0);
+                        }
+                    }
+                }
+            }
+            for (at, count) in looks {
+                let mut seen = vec![0xee; count];
+                bytes.read(at as u64, &mut seen).unwrap();
+                prop_assert_eq!(&seen, &model[at..at + count]);
+                let pieces = bytes.pieces(at as u64, count as u64, usize::MAX);
+                prop_assert_eq!(pieces.iter().map(|piece| piece.0).sum::<u64>(), count as u64);
+                let mut from = at;
+                for (length, is_data) in pieces {
+                    prop_assert!(length > 0);
+                    prop_assert!(is_data || model[from..from + length as usize].iter().all(|byte| *byte == 0));
+                    from += length as usize;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! A disk for whoever speaks NBD, the protocol of network block devices
+//! (<https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>): fixed newstyle negotiation, structured
+//! replies, block status.
+//!
+//! | module | is |
+//! |---|---|
+//! | `wire` | pure: numbers of the protocol, requests from bytes, replies to bytes |
+//! | `negotiation` | pure: options, until a client has chosen the export |
+//! | `store` | what is exported, in whole blocks |
+//! | `bytes` | any range of it |
+//! | `server` | connections and their threads |
+//!
+//! All connections are to one store, and a flush of one covers what all have been told is written: clients may use
+//! several (`CAN_MULTI_CONN`).
+
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
+mod bytes;
+mod negotiation;
+mod server;
+mod store;
+mod wire;
+
+pub use negotiation::{Export, Negotiation, NextStep, OPTION_BYTES_MAX};
+pub use server::{Exporter, NbdListener, NbdStream};
+pub use store::{BlockStore, STORE_BLOCK_BYTES};
+pub use wire::{TRANSFER_BYTES_MAX, TransmissionRequest};

@@ -1,0 +1,819 @@
+//! Connections. Each has a thread that reads requests; while one comes at a time it carries them out itself, and hands
+//! them to workers of the connection's own as soon as the client does not wait for one before it asks the next. So a
+//! client that reads no answers keeps nobody else waiting.
+//!
+//! Lock order: `Line::queue` and `Line::writer` are leaves, never held together.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::Scope;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+use crate::bytes::{Bytes, Holes};
+use crate::negotiation::{Export, Negotiation, NextStep, OPTION_BYTES_MAX};
+use crate::store::BlockStore;
+use crate::wire::{
+    self, ALLOCATION_ID, Command, FIXED_NEWSTYLE, GREETING, NO_ZEROES, OPTION_MAGIC, REQUEST_BYTES, Reader, STATE_HOLE,
+    STATE_ZERO, TRANSFER_BYTES_MAX, TransmissionRequest, chunk, flag,
+};
+
+const CONNECTIONS_MAX: usize = 64;
+/// A client that has no export within this time goes; it may not know what it speaks with.
+const NEGOTIATION_LIMIT: Duration = Duration::from_secs(10);
+const OPTIONS_MAX: usize = 256;
+/// Of one connection.
+const WORKERS_MAX: usize = 8;
+const QUEUED_MAX: usize = 128;
+const QUEUED_BYTES_MAX: usize = 64 << 20;
+const INPUT_BYTES: usize = 256 << 10;
+/// A shorter read is not worth the question where there are holes.
+const HOLES_FROM: u32 = 64 << 10;
+const PIECES_MAX: usize = 512;
+/// For what is under way when the server ends, and clients that read no answers.
+const END_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Where clients connect.
+pub enum NbdListener {
+    Tcp(TcpListener),
+    Unix(UnixListener, PathBuf),
+}
+
+impl NbdListener {
+    /// # Errors
+    /// The address is taken, or none of this machine's.
+    pub fn tcp(address: SocketAddr) -> io::Result<NbdListener> {
+        Ok(NbdListener::Tcp(TcpListener::bind(address)?))
+    }
+
+    /// The socket is removed in the end.
+    ///
+    /// # Errors
+    /// There is something of this name, or nothing can be made there.
+    pub fn unix(path: &Path) -> io::Result<NbdListener> {
+        Ok(NbdListener::Unix(UnixListener::bind(path)?, path.to_owned()))
+    }
+
+    /// As clients are told it.
+    ///
+    /// # Errors
+    /// The kernel does not say where it listens.
+    pub fn uri(&self, export: &str) -> io::Result<String> {
+        Ok(match self {
+            NbdListener::Tcp(listener) => format!("nbd://{}/{export}", listener.local_addr()?),
+            NbdListener::Unix(_, path) => format!("nbd+unix:///{export}?socket={}", path.display()),
+        })
+    }
+
+    fn accept(&self) -> io::Result<NbdStream> {
+        Ok(match self {
+            NbdListener::Tcp(listener) => {
+                let (stream, _) = listener.accept()?;
+                stream.set_nodelay(true)?;
+                // A client that is gone without a word is not waited for for ever.
+                rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
+                NbdStream::Tcp(stream)
+            }
+            NbdListener::Unix(listener, _) => NbdStream::Unix(listener.accept()?.0),
+        })
+    }
+}
+
+impl AsFd for NbdListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            NbdListener::Tcp(listener) => listener.as_fd(),
+            NbdListener::Unix(listener, _) => listener.as_fd(),
+        }
+    }
+}
+
+impl Drop for NbdListener {
+    fn drop(&mut self) {
+        if let NbdListener::Unix(_, path) = self {
+            // Somebody may have removed it.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// One client's connection.
+pub enum NbdStream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl NbdStream {
+    fn try_clone(&self) -> io::Result<NbdStream> {
+        Ok(match self {
+            NbdStream::Tcp(stream) => NbdStream::Tcp(stream.try_clone()?),
+            NbdStream::Unix(stream) => NbdStream::Unix(stream.try_clone()?),
+        })
+    }
+
+    fn shutdown(&self, how: Shutdown) {
+        // It may be closed already.
+        let _ = match self {
+            NbdStream::Tcp(stream) => stream.shutdown(how),
+            NbdStream::Unix(stream) => stream.shutdown(how),
+        };
+    }
+
+    fn limit(&self, limit: Option<Duration>) -> io::Result<()> {
+        match self {
+            NbdStream::Tcp(stream) => stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit)),
+            NbdStream::Unix(stream) => stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit)),
+        }
+    }
+}
+
+impl Read for NbdStream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            NbdStream::Tcp(stream) => stream.read(into),
+            NbdStream::Unix(stream) => stream.read(into),
+        }
+    }
+}
+
+impl Write for NbdStream {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        match self {
+            NbdStream::Tcp(stream) => stream.write(from),
+            NbdStream::Unix(stream) => stream.write(from),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One export, and those who are connected to it.
+pub struct Exporter {
+    export: Export,
+    bytes: Bytes,
+    clients: Mutex<BTreeMap<u64, NbdStream>>,
+    is_empty: Condvar,
+    last: AtomicU64,
+}
+
+impl Exporter {
+    pub fn new(name: &str, description: &str, store: Box<dyn BlockStore>) -> Exporter {
+        let export = Export {
+            name: name.to_owned(),
+            description: description.to_owned(),
+            bytes: store.bytes(),
+            is_read_only: store.is_read_only(),
+        };
+        let (bytes, clients) = (Bytes::new(store), Mutex::default());
+        Exporter { export, bytes, clients, is_empty: Condvar::new(), last: AtomicU64::new(0) }
+    }
+
+    /// Until `stop` is readable; what is under way then is answered, and flushed.
+    ///
+    /// # Errors
+    /// Nobody can connect any more, or what was written is not on the medium.
+    pub fn run(self: &Arc<Exporter>, listener: &NbdListener, stop: BorrowedFd<'_>) -> io::Result<()> {
+        loop {
+            let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::from_borrowed_fd(stop, PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(cause) => return Err(cause.into()),
+            }
+            let [connects, stops] = fds.map(|fd| !fd.revents().is_empty());
+            if stops {
+                break;
+            }
+            if connects {
+                match listener.accept() {
+                    Ok(stream) => self.welcome(stream),
+                    // It is gone again, or there are no descriptors for now.
+                    Err(error) => {
+                        tracing::debug!(%error, "nobody connected");
+                        std::thread::sleep(Duration::from_millis(10));
+                    }
+                }
+            }
+        }
+        self.dismiss();
+        Ok(self.bytes.flush()?)
+    }
+
+    fn welcome(self: &Arc<Exporter>, stream: NbdStream) {
+        let mut clients = self.clients.lock();
+        if clients.len() >= CONNECTIONS_MAX {
+            return tracing::warn!("refused a client: {CONNECTIONS_MAX} are connected");
+        }
+        let number = self.last.fetch_add(1, Ordering::Relaxed);
+        let Ok(also) = stream.try_clone() else { return };
+        clients.insert(number, also);
+        drop(clients);
+        let exporter = Arc::clone(self);
+        let spawned = std::thread::Builder::new().name("nbd".to_owned()).spawn(move || {
+            if let Err(error) = exporter.converse(stream) {
+                tracing::info!(client = number, %error, "a connection ended");
+            }
+            exporter.leave(number);
+        });
+        if let Err(error) = spawned {
+            tracing::warn!(%error, "no thread for a client");
+            self.leave(number);
+        }
+    }
+
+    fn leave(&self, number: u64) {
+        let mut clients = self.clients.lock();
+        clients.remove(&number);
+        if clients.is_empty() {
+            self.is_empty.notify_all();
+        }
+    }
+
+    /// What was asked is answered; who does not read that is left.
+    fn dismiss(&self) {
+        let until = Instant::now() + END_PATIENCE;
+        let mut clients = self.clients.lock();
+        clients.values().for_each(|client| client.shutdown(Shutdown::Read));
+        while !clients.is_empty() {
+            if self.is_empty.wait_until(&mut clients, until).timed_out() {
+                clients.values().for_each(|client| client.shutdown(Shutdown::Both));
+                return;
+            }
+        }
+    }
+
+    fn converse(&self, stream: NbdStream) -> io::Result<()> {
+        let mut input = BufReader::with_capacity(INPUT_BYTES, stream.try_clone()?);
+        let mut output = stream;
+        output.limit(Some(NEGOTIATION_LIMIT))?;
+        let Some(agreed) = self.negotiate(&mut input, &mut output)? else { return Ok(()) };
+        output.limit(None)?;
+        let line = Line {
+            exporter: self,
+            agreed,
+            writer: Mutex::new(output),
+            queue: Mutex::default(),
+            more: Condvar::new(),
+            room: Condvar::new(),
+        };
+        std::thread::scope(|scope| {
+            let done = line.read_requests(scope, &mut input);
+            line.queue.lock().is_over = true;
+            line.more.notify_all();
+            done
+        })
+    }
+
+    /// `None`: the client wants no export.
+    fn negotiate(&self, input: &mut impl Read, output: &mut impl Write) -> io::Result<Option<Agreed>> {
+        output.write_all(&[&GREETING[..], &(FIXED_NEWSTYLE | NO_ZEROES).to_be_bytes()].concat())?;
+        let until = Instant::now() + NEGOTIATION_LIMIT;
+        let flags = u32::from_be_bytes(read_array(input)?);
+        if flags & !u32::from(FIXED_NEWSTYLE | NO_ZEROES) != 0 {
+            return Err(strange("flags that the server did not offer"));
+        }
+        let mut negotiation = Negotiation::new(&self.export, flags);
+        for _ in 0..OPTIONS_MAX {
+            if Instant::now() > until {
+                break;
+            }
+            let head: [u8; 16] = read_array(input)?;
+            let mut head = Reader(&head);
+            let (Some(OPTION_MAGIC), Some(number), Some(bytes)) = (head.u64(), head.u32(), head.u32()) else {
+                return Err(strange("no option where one is due"));
+            };
+            let data = if bytes > OPTION_BYTES_MAX {
+                if io::copy(&mut input.by_ref().take(bytes.into()), &mut io::sink())? < u64::from(bytes) {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                None
+            } else {
+                let mut data = vec![0; bytes as usize];
+                input.read_exact(&mut data)?;
+                Some(data)
+            };
+            let mut replies = Vec::new();
+            let next = negotiation.hear(number, data.as_deref(), &mut replies);
+            output.write_all(&replies)?;
+            let Negotiation { is_structured, tells_allocation, .. } = negotiation;
+            match next {
+                NextStep::Option => {}
+                NextStep::End => return Ok(None),
+                NextStep::Transmission => return Ok(Some(Agreed { is_structured, tells_allocation })),
+            }
+        }
+        Err(strange("it chose no export"))
+    }
+}
+
+fn strange(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+fn read_array<const N: usize>(input: &mut impl Read) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    input.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Agreed {
+    is_structured: bool,
+    tells_allocation: bool,
+}
+
+/// A client that has an export.
+struct Line<'a> {
+    exporter: &'a Exporter,
+    agreed: Agreed,
+    writer: Mutex<NbdStream>,
+    queue: Mutex<Queue>,
+    more: Condvar,
+    room: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Job>,
+    /// Of those that wait or are carried out.
+    bytes: usize,
+    busy: usize,
+    workers: usize,
+    is_over: bool,
+}
+
+struct Job {
+    request: TransmissionRequest,
+    /// Of a write.
+    data: Vec<u8>,
+}
+
+impl Job {
+    fn bytes(&self) -> usize {
+        match self.request.command {
+            Command::Read | Command::Write => self.request.bytes as usize,
+            _ => 0,
+        }
+    }
+}
+
+impl<'a> Line<'a> {
+    /// Until the client ends the connection, or breaks the protocol.
+    fn read_requests<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        input: &mut BufReader<NbdStream>,
+    ) -> io::Result<()> {
+        loop {
+            let head: [u8; REQUEST_BYTES] = match read_array(input) {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+                head => head?,
+            };
+            let request = TransmissionRequest::parse(&head).ok_or_else(|| strange("no request where one is due"))?;
+            let mut data = Vec::new();
+            match request.command {
+                Command::Disconnect => return Ok(()),
+                Command::Write if request.bytes > TRANSFER_BYTES_MAX => {
+                    return Err(strange("a write that is too long"));
+                }
+                Command::Write => {
+                    data.resize(request.bytes as usize, 0);
+                    input.read_exact(&mut data)?;
+                }
+                _ => {}
+            }
+            let job = Job { request, data };
+            if input.buffer().is_empty() && self.is_idle() {
+                self.carry_out(&job);
+            } else {
+                self.queue(scope, job);
+            }
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        let queue = self.queue.lock();
+        queue.busy == 0 && queue.waiting.is_empty()
+    }
+
+    fn queue<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, job: Job) {
+        let mut queue = self.queue.lock();
+        while queue.waiting.len() >= QUEUED_MAX || (queue.bytes > 0 && queue.bytes + job.bytes() > QUEUED_BYTES_MAX) {
+            self.room.wait(&mut queue);
+        }
+        queue.bytes += job.bytes();
+        queue.waiting.push_back(job);
+        if queue.waiting.len() + queue.busy > queue.workers && queue.workers < WORKERS_MAX {
+            let spawned = std::thread::Builder::new().name("nbd-io".to_owned()).spawn_scoped(scope, || self.work());
+            queue.workers += usize::from(spawned.is_ok());
+        }
+        if queue.workers > 0 {
+            self.more.notify_one();
+            return;
+        }
+        // There is no thread to be had: this one does it.
+        let job = queue.waiting.pop_front();
+        drop(queue);
+        if let Some(job) = job {
+            self.carry_out(&job);
+            self.queue.lock().bytes -= job.bytes();
+        }
+    }
+
+    fn work(&self) {
+        let mut queue = self.queue.lock();
+        loop {
+            let Some(job) = queue.waiting.pop_front() else {
+                if queue.is_over {
+                    return;
+                }
+                self.more.wait(&mut queue);
+                continue;
+            };
+            queue.busy += 1;
+            drop(queue);
+            self.carry_out(&job);
+            queue = self.queue.lock();
+            queue.busy -= 1;
+            queue.bytes -= job.bytes();
+            self.room.notify_one();
+        }
+    }
+
+    fn carry_out(&self, job: &Job) {
+        let answer = self.answer(job);
+        let mut writer = self.writer.lock();
+        if writer.write_all(&answer).is_err() {
+            // Whoever reads learns it.
+            writer.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn answer(&self, job: &Job) -> Vec<u8> {
+        let request = job.request;
+        let is_in_chunks = match request.command {
+            Command::Read => self.agreed.is_structured,
+            Command::BlockStatus => self.agreed.tells_allocation,
+            _ => false,
+        };
+        let mut answer = Vec::new();
+        let done = self.check(&request).and_then(|()| match request.command {
+            Command::Read if is_in_chunks => self.read_chunks(&request, &mut answer),
+            Command::Read => {
+                wire::put_simple_reply(&mut answer, request.cookie, 0);
+                let head = answer.len();
+                answer.resize(head + request.bytes as usize, 0);
+                self.exporter.bytes.read(request.offset, answer.get_mut(head..).unwrap_or_default())
+            }
+            Command::BlockStatus => self.block_status(&request, &mut answer),
+            _ => self.change(job).map(|()| wire::put_simple_reply(&mut answer, request.cookie, 0)),
+        });
+        if let Err(errno) = done {
+            let number = wire::error_number(errno);
+            // Chunks that were made are good; of a simple reply nothing is.
+            if is_in_chunks {
+                wire::put_chunk(&mut answer, request.cookie, (chunk::DONE, chunk::ERROR), 6);
+                answer.extend_from_slice(&number.to_be_bytes());
+                answer.extend_from_slice(&0_u16.to_be_bytes());
+            } else {
+                answer.clear();
+                wire::put_simple_reply(&mut answer, request.cookie, number);
+            }
+        }
+        answer
+    }
+
+    fn check(&self, request: &TransmissionRequest) -> Result<(), Errno> {
+        let allowed = match request.command {
+            Command::Read if self.agreed.is_structured => flag::DF,
+            Command::Write | Command::Trim => flag::FUA,
+            Command::WriteZeroes => flag::FUA | flag::NO_HOLE,
+            Command::BlockStatus if self.agreed.tells_allocation => flag::REQ_ONE,
+            Command::Read | Command::Flush => 0,
+            Command::Disconnect | Command::BlockStatus | Command::Other(_) => return Err(Errno::INVAL),
+        };
+        // FUA is allowed with everything, and means nothing where nothing is written.
+        if request.flags & !(allowed | flag::FUA) != 0 {
+            return Err(Errno::INVAL);
+        }
+        let export = &self.exporter.export;
+        let is_change = matches!(request.command, Command::Write | Command::Trim | Command::WriteZeroes);
+        if is_change && export.is_read_only {
+            return Err(Errno::PERM);
+        }
+        let is_inside = request.offset.checked_add(request.bytes.into()).is_some_and(|end| end <= export.bytes);
+        match request.command {
+            Command::Flush => Ok(()),
+            Command::Read if request.bytes > TRANSFER_BYTES_MAX => Err(Errno::OVERFLOW),
+            Command::BlockStatus if request.bytes == 0 => Err(Errno::INVAL),
+            _ if is_inside => Ok(()),
+            Command::Write | Command::WriteZeroes => Err(Errno::NOSPC),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    fn read_chunks(&self, request: &TransmissionRequest, answer: &mut Vec<u8>) -> Result<(), Errno> {
+        if request.bytes == 0 {
+            wire::put_chunk(answer, request.cookie, (chunk::DONE, chunk::NONE), 0);
+            return Ok(());
+        }
+        let whole = || vec![(u64::from(request.bytes), true)];
+        let may_be_cut = request.flags & flag::DF == 0 && request.bytes >= HOLES_FROM;
+        let pieces = match may_be_cut {
+            true => self.exporter.bytes.pieces(request.offset, request.bytes.into(), PIECES_MAX),
+            false => whole(),
+        };
+        // More than that is read as if it had none.
+        let is_all = pieces.iter().map(|piece| piece.0).sum::<u64>() == u64::from(request.bytes);
+        let pieces = if is_all { pieces } else { whole() };
+        let (mut at, end) = (request.offset, request.offset + u64::from(request.bytes));
+        for (bytes, is_data) in pieces {
+            let done = if at + bytes == end { chunk::DONE } else { 0 };
+            let before = answer.len();
+            if is_data {
+                wire::put_chunk(answer, request.cookie, (done, chunk::OFFSET_DATA), 8 + bytes as u32);
+                answer.extend_from_slice(&at.to_be_bytes());
+                let head = answer.len();
+                answer.resize(head + bytes as usize, 0);
+                let read = self.exporter.bytes.read(at, answer.get_mut(head..).unwrap_or_default());
+                read.inspect_err(|_| answer.truncate(before))?;
+            } else {
+                wire::put_chunk(answer, request.cookie, (done, chunk::OFFSET_HOLE), 12);
+                answer.extend_from_slice(&at.to_be_bytes());
+                answer.extend_from_slice(&(bytes as u32).to_be_bytes());
+            }
+            at += bytes;
+        }
+        Ok(())
+    }
+
+    fn block_status(&self, request: &TransmissionRequest, answer: &mut Vec<u8>) -> Result<(), Errno> {
+        let most = if request.flags & flag::REQ_ONE == 0 { PIECES_MAX } else { 1 };
+        let pieces = self.exporter.bytes.pieces(request.offset, request.bytes.into(), most);
+        wire::put_chunk(answer, request.cookie, (chunk::DONE, chunk::BLOCK_STATUS), 4 + 8 * pieces.len() as u32);
+        answer.extend_from_slice(&ALLOCATION_ID.to_be_bytes());
+        for (bytes, is_data) in pieces {
+            let state = if is_data { 0 } else { STATE_HOLE | STATE_ZERO };
+            answer.extend_from_slice(&(bytes as u32).to_be_bytes());
+            answer.extend_from_slice(&state.to_be_bytes());
+        }
+        Ok(())
+    }
+
+    fn change(&self, job: &Job) -> Result<(), Errno> {
+        let (request, store) = (&job.request, &self.exporter.bytes);
+        let (offset, bytes) = (request.offset, u64::from(request.bytes));
+        match request.command {
+            Command::Flush => return store.flush(),
+            Command::Write => store.write(offset, &job.data)?,
+            Command::Trim => store.trim(offset, bytes)?,
+            Command::WriteZeroes => {
+                let holes = if request.flags & flag::NO_HOLE == 0 { Holes::Allowed } else { Holes::Refused };
+                store.zero(offset, bytes, holes)?;
+            }
+            _ => return Err(Errno::INVAL),
+        }
+        if request.flags & flag::FUA == 0 { Ok(()) } else { store.flush() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::thread::JoinHandle;
+
+    use super::*;
+    use crate::bytes::tests::MemoryStore;
+    use crate::wire::{REQUEST_MAGIC, SIMPLE_REPLY_MAGIC, option};
+
+    const SIZE: u64 = 8 << 20;
+
+    struct Served {
+        _dir: tempfile::TempDir,
+        path: PathBuf,
+        stop: Option<OwnedFd>,
+        thread: Option<JoinHandle<io::Result<()>>>,
+    }
+
+    fn serve() -> Served {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = NbdListener::unix(&path).unwrap();
+        // Its other end is readable once this one is closed.
+        let (stopped, stop) = rustix::pipe::pipe().unwrap();
+        let store = MemoryStore::of_blocks(SIZE as usize / 4096);
+        let exporter = Arc::new(Exporter::new("disk", "", Box::new(store)));
+        let thread = std::thread::spawn(move || exporter.run(&listener, stopped.as_fd()));
+        Served { _dir: dir, path, stop: Some(stop), thread: Some(thread) }
+    }
+
+    impl Served {
+        fn connect(&self) -> UnixStream {
+            let stream = UnixStream::connect(&self.path).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            stream
+        }
+
+        fn client(&self) -> Client {
+            let mut stream = self.connect();
+            let greeting: [u8; 18] = read_array(&mut stream).unwrap();
+            assert_eq!(greeting[..16], GREETING);
+            let go = [
+                &3_u32.to_be_bytes()[..],
+                b"IHAVEOPT",
+                &option::EXPORT_NAME.to_be_bytes(),
+                &4_u32.to_be_bytes(),
+                b"disk",
+            ];
+            stream.write_all(&go.concat()).unwrap();
+            let export: [u8; 10] = read_array(&mut stream).unwrap();
+            assert_eq!(export[..8], SIZE.to_be_bytes());
+            Client(stream)
+        }
+
+        fn end(&mut self) -> io::Result<()> {
+            drop(self.stop.take());
+            self.thread.take().unwrap().join().unwrap()
+        }
+    }
+
+    impl Drop for Served {
+        fn drop(&mut self) {
+            if self.thread.is_some() {
+                let _ = self.end();
+            }
+        }
+    }
+
+    struct Client(UnixStream);
+
+    impl Client {
+        fn send(
+            &mut self,
+            (command, flags): (u16, u16),
+            cookie: u64,
+            offset: u64,
+            bytes: u32,
+            data: &[u8],
+        ) -> io::Result<()> {
+            let head = [
+                &REQUEST_MAGIC.to_be_bytes()[..],
+                &flags.to_be_bytes(),
+                &command.to_be_bytes(),
+                &cookie.to_be_bytes(),
+                &offset.to_be_bytes(),
+                &bytes.to_be_bytes(),
+            ];
+            self.0.write_all(&[&head.concat()[..], data].concat())
+        }
+
+        /// The protocol's number of what went wrong, and whose answer it is.
+        fn answer(&mut self) -> io::Result<(u32, u64)> {
+            let head: [u8; 16] = read_array(&mut self.0)?;
+            let mut head = Reader(&head);
+            assert_eq!(head.u32(), Some(SIMPLE_REPLY_MAGIC));
+            Ok((head.u32().unwrap(), head.u64().unwrap()))
+        }
+
+        fn write(&mut self, offset: u64, data: &[u8]) -> u32 {
+            self.send((1, 0), 7, offset, data.len() as u32, data).unwrap();
+            self.answer().unwrap().0
+        }
+
+        fn read(&mut self, offset: u64, bytes: usize) -> Result<Vec<u8>, u32> {
+            self.send((0, 0), 8, offset, bytes as u32, b"").unwrap();
+            match self.answer().unwrap() {
+                (0, 8) => {
+                    let mut data = vec![0; bytes];
+                    self.0.read_exact(&mut data).unwrap();
+                    Ok(data)
+                }
+                (error, _) => Err(error),
+            }
+        }
+    }
+
+    #[test]
+    fn clients_that_share_a_block_undo_nothing_of_each_other() {
+        let served = serve();
+        // Neither at the border of a block.
+        let ranges = [(1000_u64, 5000_u64), (5000, 9100)];
+        std::thread::scope(|scope| {
+            for (number, (from, to)) in ranges.into_iter().enumerate() {
+                let mut client = served.client();
+                scope.spawn(move || {
+                    for round in 0..300_u64 {
+                        let at = from + round * 37 % (to - from);
+                        let bytes = (to - at).min(1 + round % 700);
+                        let fill = vec![(number as u8 + 1) * 100 + (round % 50) as u8; bytes as usize];
+                        assert_eq!(client.write(at, &fill), 0);
+                        assert_eq!(client.read(at, bytes as usize).unwrap(), fill, "round {round}");
+                    }
+                });
+            }
+        });
+        let all = served.client().read(0, 12288).unwrap();
+        assert!(all[..1000].iter().chain(&all[9100..]).all(|byte| *byte == 0));
+        assert!(
+            all[1000..5000].iter().all(|byte| *byte < 200)
+                && all[5000..9100].iter().all(|byte| *byte == 0 || *byte >= 200)
+        );
+    }
+
+    #[test]
+    fn requests_that_cannot_be_are_refused_and_the_connection_goes_on() {
+        let served = serve();
+        let mut client = served.client();
+        assert_eq!(client.write(SIZE - 10, &[1; 11]), 28, "no space behind the end");
+        assert_eq!(client.read(SIZE, 1), Err(22));
+        assert_eq!(client.read(u64::MAX, 2), Err(22));
+        client.send((0, 0), 1, 0, TRANSFER_BYTES_MAX + 1, b"").unwrap();
+        assert_eq!(client.answer().unwrap(), (75, 1));
+        for (command, flags) in [(9, 0), (7, 0), (0, 1 << 9), (4, flag::NO_HOLE)] {
+            client.send((command, flags), 2, 0, 4096, b"").unwrap();
+            assert_eq!(client.answer().unwrap(), (22, 2), "{command} {flags}");
+        }
+        assert_eq!(client.write(3, b"still"), 0);
+        client.send((1, flag::FUA), 3, 100, 2, b"ok").unwrap();
+        assert_eq!(client.answer().unwrap(), (0, 3));
+        assert_eq!(client.read(3, 5).unwrap(), b"still");
+        assert_eq!(client.read(17, 0).unwrap(), b"");
+    }
+
+    #[test]
+    fn who_says_nonsense_is_left_and_harms_nobody() {
+        let served = serve();
+        let option = |number: u32, bytes: u32| [&b"IHAVEOPT"[..], &number.to_be_bytes(), &bytes.to_be_bytes()].concat();
+        let said: [Vec<u8>; 6] = [
+            u32::MAX.to_be_bytes().to_vec(),
+            [&3_u32.to_be_bytes()[..], b"IHAVENON00000000"].concat(),
+            [&3_u32.to_be_bytes()[..], &option(option::GO, u32::MAX), &[0; 1000]].concat(),
+            [&3_u32.to_be_bytes()[..], &option(option::EXPORT_NAME, 4), b"none"].concat(),
+            [&3_u32.to_be_bytes()[..], &option(option::EXPORT_NAME, 4), b"disk", &[0; REQUEST_BYTES]].concat(),
+            [&3_u32.to_be_bytes()[..], &option(option::ABORT, 0)].concat(),
+        ];
+        for said in said {
+            let mut stream = served.connect();
+            stream.write_all(&said).unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+            let mut heard = Vec::new();
+            // It ends, cut off or not.
+            let _ = stream.read_to_end(&mut heard);
+            assert!(heard.len() < 4096);
+        }
+        let mut client = served.client();
+        client.send((1, 0), 1, 0, u32::MAX, b"").unwrap();
+        assert!(client.answer().is_err(), "a write that nobody can take ends the connection");
+        assert_eq!(served.client().write(0, b"well"), 0);
+    }
+
+    #[test]
+    fn client_that_reads_no_answers_keeps_nobody_waiting_and_the_end_neither() {
+        let mut served = serve();
+        let mut deaf = served.client();
+        deaf.0.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+        for cookie in 0..2000 {
+            if deaf.send((0, 0), cookie, 0, 1 << 20, b"").is_err() {
+                break;
+            }
+        }
+        let mut other = served.client();
+        for round in 0..50 {
+            assert_eq!(other.write(round * 4096, &[7; 4096]), 0);
+        }
+        let began = Instant::now();
+        served.end().unwrap();
+        assert!(began.elapsed() < END_PATIENCE + Duration::from_secs(5), "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn what_was_asked_is_answered_when_the_server_ends() {
+        let mut served = serve();
+        let mut client = served.client();
+        for cookie in 0..64 {
+            client.send((1, 0), cookie, cookie * 4096, 4096, &[cookie as u8; 4096]).unwrap();
+        }
+        // It has been heard.
+        let mut answered = vec![client.answer().unwrap().1];
+        served.end().unwrap();
+        while let Ok((error, cookie)) = client.answer() {
+            assert_eq!(error, 0);
+            answered.push(cookie);
+        }
+        answered.sort_unstable();
+        answered.dedup();
+        assert!(!answered.is_empty());
+        assert!(UnixStream::connect(&served.path).is_err(), "the socket is gone");
+    }
+}

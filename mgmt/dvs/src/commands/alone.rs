@@ -1,0 +1,208 @@
+//! `dvs alone`: servers of the virtual OS by themselves, without a container, a daemon or a cluster.
+
+use clap::{Args, Subcommand};
+
+/// A server by itself: no container, no cluster, no daemon
+#[derive(Subcommand, Debug)]
+#[command(after_help = "\
+Examples:
+  dvs alone disk backup.img --size 10G         a disk for whoever speaks NBD, at 127.0.0.1:10809")]
+pub enum Command {
+    Disk(DiskOptions),
+}
+
+/// Serve an image or a block device over NBD, until Ctrl-C or SIGTERM
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Clients connect as to any NBD server; several may at a time, and what one was told is written, all see. The export is \
+called 'disk', and found without a name as well. What was flushed, or written with FUA, survives loss of power. Trimmed \
+and zeroed ranges take no space. There is no encryption: at an address that others reach, they read and write.
+
+It needs no privileges but those that the file and the address need.
+
+Examples:
+  dvs alone disk backup.img --size 10G
+  dvs alone disk backup.img --socket /run/backup.sock --read-only
+  nbdinfo nbd://127.0.0.1:10809
+  qemu-img convert disk.qcow2 -n -O raw nbd://127.0.0.1:10809
+  nbdcopy nbd+unix:///?socket=/run/backup.sock copy.img")]
+pub struct DiskOptions {
+    /// A file, or a block device. Its size is a multiple of 4,096.
+    pub image: std::path::PathBuf,
+    /// Make it if it is not there, with holes; if it is smaller, make it so large: 512M, 10G.
+    #[arg(long, value_name = "BYTES", value_parser = crate::units::parse_bytes)]
+    pub size: Option<u64>,
+    /// Where clients connect.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:10809")]
+    pub listen: std::net::SocketAddr,
+    /// Listen at this Unix socket instead, which is made and removed.
+    #[arg(long, value_name = "PATH", conflicts_with = "listen")]
+    pub socket: Option<std::path::PathBuf>,
+    /// Nothing can be changed. Several servers may read one image.
+    #[arg(long)]
+    pub read_only: bool,
+}
+
+#[cfg(not(feature = "machinery"))]
+pub fn execute(_: &crate::cli::Global, _: &Command) -> super::Outcome {
+    Err(crate::errors::Failure::new("this dvs was built without servers").hint("the dvs of a node"))
+}
+
+#[cfg(feature = "machinery")]
+pub use served::execute;
+
+#[cfg(feature = "machinery")]
+mod served {
+    use std::fs::{File, OpenOptions};
+    use std::io::{self, Write};
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::path::Path;
+    use std::process::ExitCode;
+    use std::sync::Arc;
+
+    use disk_core::{Access, Durability, Image, ImageFile, Need, ReadInto, Volume, WriteFrom};
+    use gate_nbd::{BlockStore, Exporter, NbdListener};
+    use rustix::fs::FlockOperation;
+    use rustix::io::Errno;
+    use serde::Serialize;
+
+    use super::{Command, DiskOptions};
+    use crate::cli::Global;
+    use crate::commands::{Outcome, print};
+    use crate::errors::Failure;
+    use crate::output::{self, Row};
+
+    const EXPORT: &str = "disk";
+
+    pub fn execute(global: &Global, command: &Command) -> Outcome {
+        match command {
+            Command::Disk(options) => disk(global, options),
+        }
+    }
+
+    /// A volume as gates see it.
+    struct VolumeStore(Volume);
+
+    impl BlockStore for VolumeStore {
+        fn bytes(&self) -> u64 {
+            self.0.bytes()
+        }
+
+        fn is_read_only(&self) -> bool {
+            self.0.access() == Access::ReadOnly
+        }
+
+        fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+            self.0.read(offset, into.len() as u64, &ReadInto::new(into)).map(drop)
+        }
+
+        fn write(&self, offset: u64, data: &[u8]) -> Result<(), Errno> {
+            let bytes = u32::try_from(data.len()).map_err(|_| Errno::RANGE)?;
+            self.0.write(offset, bytes, &WriteFrom(data), Durability::Server)
+        }
+
+        fn flush(&self) -> Result<(), Errno> {
+            self.0.flush()
+        }
+
+        fn discard(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
+            self.0.discard(offset, bytes)
+        }
+
+        fn allocate(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
+            self.0.allocate(offset, bytes, Need::Users)
+        }
+
+        fn data_from(&self, offset: u64) -> Option<(u64, u64)> {
+            self.0.data_from(offset)
+        }
+    }
+
+    #[derive(Serialize)]
+    struct Served {
+        uri: String,
+        image: String,
+        bytes: u64,
+        read_only: bool,
+    }
+
+    impl Row for Served {
+        const HEADINGS: &'static [&'static str] = &["URI", "IMAGE", "SIZE"];
+
+        fn cells(&self) -> Vec<String> {
+            vec![self.uri.clone(), self.image.clone(), output::bytes(self.bytes)]
+        }
+
+        fn name(&self) -> String {
+            self.uri.clone()
+        }
+    }
+
+    fn disk(global: &Global, options: &DiskOptions) -> Outcome {
+        // Before there are threads, which inherit what is blocked.
+        let stop = sys::signals::open(&[libc::SIGTERM, libc::SIGINT])
+            .map_err(|error| Failure::new("signals cannot be waited for").because(&error))?;
+        let image = options.image.display();
+        let file = open(options)?;
+        let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let opened = ImageFile::open(Image { file, bytes: options.size, access });
+        let opened = opened.map_err(|error| Failure::new(format!("'{image}' cannot be served")).because(&error))?;
+        let store = VolumeStore(Volume::new(opened));
+        let (listener, place) = match &options.socket {
+            Some(path) => (NbdListener::unix(path), path.display().to_string()),
+            None => (NbdListener::tcp(options.listen), options.listen.to_string()),
+        };
+        let listener = listener.map_err(|error| {
+            let hint = if error.kind() == io::ErrorKind::AddrInUse {
+                "another --listen or --socket"
+            } else {
+                "dvs alone disk --help"
+            };
+            Failure::new(format!("nobody can connect at {place}")).because(&error).hint(hint)
+        })?;
+        let uri = listener.uri("").map_err(|error| Failure::new("the address is not known").because(&error))?;
+        let (bytes, read_only) = (store.bytes(), store.is_read_only());
+        let served = Served { uri, image: image.to_string(), bytes, read_only };
+        print(|out| output::one(out, global.output, &served, view))?;
+        let exporter = Arc::new(Exporter::new(EXPORT, &served.image, Box::new(store)));
+        let done = exporter.run(&listener, stop.as_fd());
+        done.map_err(|error| Failure::new(format!("what was written to '{image}' last may be lost")).because(&error))?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn view(served: &Served, out: &mut impl Write) -> io::Result<()> {
+        let only = if served.read_only { ", read-only" } else { "" };
+        writeln!(out, "{} ({}{only}) is served at {}", served.image, output::bytes(served.bytes), served.uri)
+    }
+
+    /// Nobody else who serves it may change it.
+    fn open(options: &DiskOptions) -> Result<OwnedFd, Failure> {
+        let image = options.image.display();
+        let file = open_or_make(&options.image, options).map_err(|error| {
+            let hint = match error.kind() {
+                io::ErrorKind::NotFound => "--size 10G makes it",
+                io::ErrorKind::PermissionDenied => "--read-only, if it may be read",
+                _ => "dvs alone disk --help",
+            };
+            Failure::new(format!("'{image}' cannot be opened")).because(&error).hint(hint)
+        })?;
+        let lock = match options.read_only {
+            true => FlockOperation::NonBlockingLockShared,
+            false => FlockOperation::NonBlockingLockExclusive,
+        };
+        match rustix::fs::flock(&file, lock) {
+            Err(Errno::WOULDBLOCK) => Err(Failure::new(format!("'{image}' is served already"))
+                .hint("--read-only for both, or the other one's end")),
+            // A file system that has no locks.
+            _ => Ok(file.into()),
+        }
+    }
+
+    fn open_or_make(path: &Path, options: &DiskOptions) -> io::Result<File> {
+        if options.read_only {
+            return File::open(path);
+        }
+        let is_made = options.size.is_some();
+        OpenOptions::new().read(true).write(true).create(is_made).truncate(false).open(path)
+    }
+}
