@@ -185,6 +185,7 @@ fn fenced_gate_goes_on_with_its_open_files_and_programs_see_a_pause() {
             file.write_all_at(&round.to_le_bytes(), round * 8).expect("write");
             assert_eq!(fs::metadata(&path).expect("stat").len(), round * 8 + 8);
             nameless.write_all_at(&round.to_le_bytes(), 0).expect("it has no name, and is open");
+            assert_eq!(world.server.with_model(|model| model.sessions().len()), 1, "fenced again, and the same one");
         }
         drop((file, nameless));
         wait_until(|| world.server.with_model(|model| model.open_handles() == 0));

@@ -229,6 +229,10 @@ fn node_that_stood_still_is_fenced_and_its_programs_do_nothing_twice() {
         let kept = stands.path.join("kept");
         let log = goes_on.path.join("log");
         fs::write(&kept, "held under a lease").expect("write");
+        // A new session could not have it.
+        let nameless = stands.path.join("nameless");
+        let open = OpenOptions::new().read(true).write(true).create_new(true).open(&nameless).expect("create");
+        fs::remove_file(&nameless).expect("unlink");
         for round in 0..4_u64 {
             std::thread::sleep(Duration::from_millis(20 + 7 * round));
             let rests = stands.stop_gate(|| {
@@ -241,7 +245,9 @@ fn node_that_stood_still_is_fenced_and_its_programs_do_nothing_twice() {
             });
             assert!(rests.ends_with('\n') || rests.is_empty(), "{rests}");
             assert_eq!(fs::read(&kept).expect("read"), round.to_le_bytes());
+            open.write_all_at(&round.to_le_bytes(), 0).expect("fenced once more, it is the same session");
         }
+        drop(open);
         stop.store(true, Ordering::Relaxed);
         let written = writer.join().expect("no program saw an error");
         let expected: String = (0..written).map(|n| format!("line {n}\n")).collect();

@@ -84,9 +84,8 @@ impl SessionBackend {
                 return Some(Event::Outdated(why));
             }
             if done.error == Some(Errno::STALE) {
-                let is_refused = session.fenced() == Some(Fenced::Forgotten);
-                let loss = if self.revives && is_refused { Loss::Forgotten } else { Loss::Fenced };
-                return Some(Event::SessionLost(loss));
+                let has_greeted = session.incarnation() != 0;
+                return Some(Event::SessionLost(loss_of(self.revives, session.fenced(), has_greeted)));
             }
             match (self.asked.remove(&done.token), &mut self.volume) {
                 (Some(asked), Some(volume)) if volume::is_told(&done) => volume.read(asked, &done),
@@ -118,6 +117,12 @@ impl SessionBackend {
             }
         }
     }
+}
+
+/// A server that refuses to revive a session does not know it any more. One that has greeted knew it then: what it
+/// refuses since is to be revived once more, or what was in flight would happen twice.
+fn loss_of(revives: bool, why: Option<Fenced>, has_greeted: bool) -> Loss {
+    if revives && why == Some(Fenced::Forgotten) && !has_greeted { Loss::Forgotten } else { Loss::Fenced }
 }
 
 fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>) -> io::Result<()> {
@@ -226,5 +231,19 @@ impl ReplyData for Data {
             Some((arena, offset)) => arena.writev_with_header(to, head, offset, bytes).map(|_| ()),
             None => rustix::io::write(to, head).map(|_| ()).map_err(io::Error::from),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn session_that_is_fenced_again_after_it_was_revived_is_not_forgotten() {
+        let refused = Some(Fenced::Forgotten);
+        assert_eq!(loss_of(false, refused, true), Loss::Fenced);
+        assert_eq!(loss_of(false, refused, false), Loss::Fenced, "it did not say yet that it knows");
+        assert_eq!(loss_of(true, refused, true), Loss::Fenced, "it was revived, and fenced since");
+        assert_eq!(loss_of(true, refused, false), Loss::Forgotten);
     }
 }
