@@ -22,7 +22,5 @@ mod server;
 mod store;
 mod wire;
 
-pub use negotiation::{Export, Negotiation, NextStep, OPTION_BYTES_MAX};
-pub use server::{Exporter, NbdListener, NbdStream};
+pub use server::{Exporter, NbdListener};
 pub use store::{BlockStore, STORE_BLOCK_BYTES};
-pub use wire::{TRANSFER_BYTES_MAX, TransmissionRequest};

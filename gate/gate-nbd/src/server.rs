@@ -107,7 +107,7 @@ impl Drop for NbdListener {
 }
 
 /// One client's connection.
-pub enum NbdStream {
+enum NbdStream {
     Tcp(TcpStream),
     Unix(UnixStream),
 }

@@ -455,11 +455,12 @@ pub fn raise(engine: &dyn Engine, key: &str) -> Result<u64, EngineError> {
 }
 
 /// Incarnation of a server that begins, as long as the container's record places it so. Whoever is to start it there
-/// and has not heard that it stands elsewhere by now would have a higher one than the server that does. `None`: it is
-/// not placed so any more.
+/// and has not heard that it stands elsewhere by now would have a higher one than the server that does. `known`: what
+/// was just read under the key. `None`: it is not placed so any more.
 pub fn raise_where_placed(
     engine: &dyn Engine,
     key: &str,
+    mut known: Option<(u64, Revision)>,
     dc: &str,
     is_placed: impl Fn(&DcRecord) -> bool,
 ) -> Result<Option<u64>, EngineError> {
@@ -468,10 +469,10 @@ pub fn raise_where_placed(
         let Some((_, at)) = read::<DcRecord>(engine, &dc)?.filter(|(record, _)| is_placed(record)) else {
             return Ok(None);
         };
-        let known = read(engine, key)?;
         if let Some(next) = raise_if(engine, key, known, vec![Compare::Modified { key: dc.clone(), at }])? {
             return Ok(Some(next));
         }
+        known = read(engine, key)?;
     }
 }
 
@@ -528,7 +529,8 @@ mod tests {
         };
         let raise = |node: &str| {
             let is_placed = |record: &DcRecord| disk_is_on(record, node);
-            raise_where_placed(&engine, "/epochs/7/16", "shop", is_placed).expect("asked")
+            let known = read(&engine, "/epochs/7/16").expect("read");
+            raise_where_placed(&engine, "/epochs/7/16", known, "shop", is_placed).expect("asked")
         };
         assert_eq!(raise("n1"), None, "there is no such container");
         put(&dc_key("shop"), encode(&placed_on("n1")));
@@ -544,7 +546,8 @@ mod tests {
             }
             is_here
         };
-        assert_eq!(raise_where_placed(&engine, "/epochs/7/16", "shop", is_placed).expect("asked"), None);
+        let known = read(&engine, "/epochs/7/16").expect("read");
+        assert_eq!(raise_where_placed(&engine, "/epochs/7/16", known, "shop", is_placed).expect("asked"), None);
         assert_eq!(read::<u64>(&engine, "/epochs/7/16").expect("read").map(|known| known.0), Some(3));
     }
 

@@ -40,7 +40,7 @@ pub fn table(site: &Site) -> Vec<Process> {
     let mut children = BTreeMap::<u32, Vec<(u32, u64)>>::new();
     for entry in std::fs::read_dir("/proc").expect("a process file system").flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        if let Some((parent, began, _)) = alive(pid) {
+        if let Some(Stat { parent, began, .. }) = alive(pid) {
             children.entry(parent).or_default().push((pid, began));
         }
     }
@@ -56,8 +56,17 @@ pub fn table(site: &Site) -> Vec<Process> {
     found
 }
 
-/// Parent, time of beginning, number of threads; `None` for remains, and for who was killed.
-fn alive(pid: u32) -> Option<(u32, u64, u32)> {
+/// What the kernel says of one that lives.
+struct Stat {
+    parent: u32,
+    began: u64,
+    threads: u32,
+    /// Stopped by a signal.
+    stands_still: bool,
+}
+
+/// `None` for remains, and for who was killed.
+fn alive(pid: u32) -> Option<Stat> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"))?;
     if u64::from_str_radix(pending.trim(), 16).ok()? & KILLED != 0 {
@@ -65,16 +74,12 @@ fn alive(pid: u32) -> Option<(u32, u64, u32)> {
     }
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    if matches!(*fields.first()?, "Z" | "X") {
+    let state = *fields.first()?;
+    if matches!(state, "Z" | "X") {
         return None;
     }
-    Some((fields.get(1)?.parse().ok()?, fields.get(19)?.parse().ok()?, fields.get(17)?.parse().ok()?))
-}
-
-/// As in `/proc/PID/stat`.
-fn state(pid: u32) -> Option<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().next().map(str::to_owned)
+    let (parent, began) = (fields.get(1)?.parse().ok()?, fields.get(19)?.parse().ok()?);
+    Some(Stat { parent, began, threads: fields.get(17)?.parse().ok()?, stands_still: state == "T" })
 }
 
 /// `None`: it has no memory any more, so it runs nothing.
@@ -100,14 +105,14 @@ fn process(node: Node, pid: u32, began: u64) -> Option<Process> {
         other if other.starts_with("etcd --name") => Some(Role::Member),
         other if is_daemon(other) => {
             // What it is about to start has one thread, and its name, until it is that.
-            alive(pid).filter(|(.., threads)| *threads > 1).map(|_| Role::Daemon)
+            alive(pid).filter(|stat| stat.threads > 1).map(|_| Role::Daemon)
         }
         _ => None,
     };
     let number = |name: &str| spawn[name].as_u64();
     let tag = role.is_none().then(|| variable(TAG)).flatten();
     let (dc, endpoint, epoch) = (number("dc"), number("endpoint"), number("epoch"));
-    let stands_still = state(pid).is_some_and(|state| state == "T");
+    let stands_still = alive(pid).is_some_and(|stat| stat.stands_still);
     Some(Process { node, pid, began, role, dc, endpoint, epoch, tag, command, stands_still })
 }
 
@@ -118,7 +123,7 @@ pub fn is_daemon(command: &str) -> bool {
 }
 
 pub fn signal(process: &Process, signal: Signal) {
-    let is_same = alive(process.pid).is_some_and(|(_, began, _)| began == process.began);
+    let is_same = alive(process.pid).is_some_and(|stat| stat.began == process.began);
     if let (true, Some(pid)) = (is_same, Pid::from_raw(process.pid.cast_signed())) {
         let _ = kill_process(pid, signal);
     }
@@ -163,7 +168,7 @@ pub fn watch(site: &Site, notes: &Notes) -> Vec<Life> {
             let epoch = process.endpoint.and(process.epoch);
             // Once more, now: a table is read for some milliseconds.
             let now = notes.now();
-            if alive(process.pid).is_some_and(|(_, began, _)| began == process.began) {
+            if alive(process.pid).is_some_and(|stat| stat.began == process.began) {
                 seen.saw(&thing, NODES[process.node], (process.pid, process.began), epoch, now);
             }
         }

@@ -1,8 +1,7 @@
 //! The process: from its spawn record to a service, and from requests to calls.
 //!
 //! Spawn record: options `disk` (endpoint number of the volume) and `disk_epoch` (of its placement), `cache_bytes`
-//! (clean data kept in memory), `lost` (seats of lost nodes, a bit each, whose gates need not be waited for);
-//! descriptor `lost`: the same from then on.
+//! (clean data kept in memory); descriptor `lost` (which nodes are lost, whose gates need not be waited for).
 //!
 //! Nothing is answered while the volume is not held (`hold.rs`). The loop only hands over: workers execute. What never
 //! waits (events, releases, cancellations) the loop does itself. Checkpoints and everything that depends on time are
@@ -56,9 +55,8 @@ fn open(boot: &mut Boot) -> Result<FsService, Failure> {
     let session = BlockingSession::open(Box::new(connect), DISK_RING, Identity { epochs, ..Identity::default() })?;
     let device = DiskDevice::open(DiskClient::new(session), boot.handle.clone())?;
     let service = FsService::open(Arc::new(device), cache_bytes as usize, boot.handle.clone())?;
-    let known = boot.spawn.option_u64("lost")?.unwrap_or(0);
-    fence_seats(&service.fs, known).map_err(|errno| errno.to_string())?;
-    let lost = boot.spawn.take_fd("lost").map(|page| LostSeats { page, known });
+    let mut lost = boot.spawn.take_fd("lost").map(|page| LostSeats { page, known: 0 });
+    fence_seats(&service.fs, lost.as_mut().map_or(0, LostSeats::since)).map_err(|errno| errno.to_string())?;
     Ok(FsService { lost, ..service })
 }
 

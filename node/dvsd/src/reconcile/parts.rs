@@ -1007,8 +1007,6 @@ impl Parts {
         let mut options = self.share.options(part).ok_or_else(missing)?;
         let lost = match kind.endpoint {
             Endpoint::CALLS => Some(self.lost),
-            // As it is now: one that begins because of a verdict is told of it.
-            Endpoint::FS => Some(self.lost_seats()),
             Endpoint::DISK => self.lost_copies(part),
             _ => None,
         };
@@ -1027,7 +1025,7 @@ impl Parts {
             let now = record.placement.instances.iter().find(same);
             record.id == self.share.id && now.is_some_and(|now| (&now.node, now.epoch) == (&placed.node, placed.epoch))
         };
-        let epoch = records::raise_where_placed(engine, &epoch, &self.share.spec.name, is_placed)?;
+        let epoch = records::raise_where_placed(engine, &epoch, last, &self.share.spec.name, is_placed)?;
         let epoch = epoch.ok_or("it stands elsewhere by now, or nowhere")?;
         let identity = ServerIdentity::new(endpoint, Epoch(epoch));
         let broker = self.context.broker.server_socket(DcId(self.share.id), identity)?;
@@ -1076,6 +1074,7 @@ impl Parts {
                 }
                 // Disks of earlier versions have none yet.
                 Source::Fence => Ok(self.open_image(&self.volume(part)?.fence_file(), None, Image::Made)?.into()),
+                // As it is now: one that begins because of a verdict is told of it.
                 Source::LostSeats => {
                     self.lost_page()?.write_all_at(&self.lost_seats().to_le_bytes(), 0)?;
                     Ok(File::open(self.run_dir.join(LOST_SEATS))?.into())
