@@ -18,8 +18,10 @@ use cluster::{Compare, Engine, EngineError, EventKind, OPS_PER_TRANSACTION_MAX, 
 use mgmt_api::LinkState;
 use parking_lot::Mutex;
 
-use super::judge::{Act, Isolation, Judge, Known};
-use super::{JUDGING, OBJECTIONS, SUSPICIONS, VERDICTS, Verdict, objection_key, suspicion_key, verdict_key};
+use super::judge::{Accusation, Act, Isolation, Judge, Known, Second};
+use super::{
+    JUDGING, OBJECTIONS, SECONDS, SUSPICIONS, VERDICTS, Verdict, objection_key, second_key, suspicion_key, verdict_key,
+};
 use crate::context::{Context, Ending};
 use crate::observed::understood;
 use crate::records::{self, NodeRecord, encode, now_s};
@@ -61,16 +63,36 @@ struct Shared {
 /// What the engine holds below [`JUDGING`].
 #[derive(Clone, Default)]
 struct Docket {
-    suspicions: BTreeMap<String, BTreeMap<String, u64>>,
+    suspicions: Said<(u64, Revision)>,
+    seconds: Said<Second>,
     objections: BTreeMap<String, Revision>,
     verdicts: BTreeMap<String, u64>,
 }
 
+/// About whom, and by whom.
+type Said<T> = BTreeMap<String, BTreeMap<String, T>>;
+
+fn whose<'a>(key: &'a str, prefix: &str) -> Option<(&'a str, &'a str)> {
+    key.strip_prefix(prefix)?.split_once('/')
+}
+
+fn unsaid<T>(all: &mut Said<T>, (node, accuser): (&str, &str)) {
+    if let Some(said) = all.get_mut(node) {
+        said.remove(accuser);
+    }
+    all.retain(|_, said| !said.is_empty());
+}
+
 impl Docket {
     fn put(&mut self, key: &str, value: &[u8], at: Revision) {
-        if let Some((node, accuser)) = key.strip_prefix(SUSPICIONS).and_then(|rest| rest.split_once('/')) {
+        if let Some((node, accuser)) = whose(key, SUSPICIONS) {
             if let Some(epoch) = understood(key, value) {
-                self.suspicions.entry(node.to_owned()).or_default().insert(accuser.to_owned(), epoch);
+                self.suspicions.entry(node.to_owned()).or_default().insert(accuser.to_owned(), (epoch, at));
+            }
+        } else if let Some((node, accuser)) = whose(key, SECONDS) {
+            if let Some(objection) = understood::<u64>(key, value) {
+                let objection = (objection > 0).then_some(Revision(objection));
+                self.seconds.entry(node.to_owned()).or_default().insert(accuser.to_owned(), Second { objection, at });
             }
         } else if let Some(node) = key.strip_prefix(OBJECTIONS) {
             self.objections.insert(node.to_owned(), at);
@@ -82,16 +104,28 @@ impl Docket {
     }
 
     fn delete(&mut self, key: &str) {
-        if let Some((node, accuser)) = key.strip_prefix(SUSPICIONS).and_then(|rest| rest.split_once('/')) {
-            if let Some(said) = self.suspicions.get_mut(node) {
-                said.remove(accuser);
-            }
-            self.suspicions.retain(|_, said| !said.is_empty());
+        if let Some(whose) = whose(key, SUSPICIONS) {
+            unsaid(&mut self.suspicions, whose);
+        } else if let Some(whose) = whose(key, SECONDS) {
+            unsaid(&mut self.seconds, whose);
         } else if let Some(node) = key.strip_prefix(OBJECTIONS) {
             self.objections.remove(node);
         } else if let Some(node) = key.strip_prefix(VERDICTS) {
             self.verdicts.remove(node);
         }
+    }
+
+    fn accusations(&self) -> Said<Accusation> {
+        let of = |(node, said): (&String, &BTreeMap<String, (u64, Revision)>)| {
+            let seconds = self.seconds.get(node);
+            let accusation = |(accuser, (epoch, at)): (&String, &(u64, Revision))| {
+                // One that is older is another accusation's.
+                let second = seconds.and_then(|of| of.get(accuser)).filter(|second| second.at > *at).copied();
+                (accuser.clone(), Accusation { epoch: *epoch, at: *at, second })
+            };
+            (node.clone(), said.iter().map(accusation).collect())
+        };
+        self.suspicions.iter().map(of).collect()
     }
 
     fn take(&mut self, change: Change) {
@@ -195,7 +229,7 @@ fn known(context: &Context, shared: &Shared) -> Known {
         epochs,
         alive,
         links: context.proxy.link_states(),
-        suspicions: docket.suspicions,
+        suspicions: docket.accusations(),
         objections: docket.objections,
         verdicts: docket.verdicts,
     }
@@ -294,7 +328,13 @@ fn carry_out(engine: &dyn Engine, context: &Context, decided: Instant, acts: &[A
                 tracing::info!(node, "nothing is heard of this node");
                 said.push(Op::put_leased(suspicion_key(node, own), encode(epoch), lease));
             }
-            (Act::Withdraw { node }, _) => said.push(Op::delete(suspicion_key(node, own))),
+            (Act::Second { node, objection }, Some(lease)) => {
+                let objection = objection.map_or(0, |at| at.0);
+                said.push(Op::put_leased(second_key(node, own), encode(&objection), lease));
+            }
+            (Act::Withdraw { node }, _) => {
+                said.extend([Op::delete(suspicion_key(node, own)), Op::delete(second_key(node, own))]);
+            }
             _ => (),
         }
     }
@@ -308,7 +348,7 @@ fn carry_out(engine: &dyn Engine, context: &Context, decided: Instant, acts: &[A
         if let Act::Sentence { node, epoch, objection, accusers } = act {
             // What was decided long ago may be different now.
             if decided.elapsed() < STALE {
-                sentence(engine, own, node, (*epoch, *objection), accusers)?;
+                sentence(engine, node, (*epoch, *objection), accusers)?;
             }
         }
     }
@@ -330,21 +370,13 @@ fn object(engine: &dyn Engine, context: &Weak<Context>, shared: &Shared, wanted:
 }
 
 /// Raises what is over of a node. Nothing happens when it objected meanwhile, came back, or was sentenced by another
-/// one.
+/// one, or when somebody hears of it again.
 fn sentence(
     engine: &dyn Engine,
-    own: &str,
     node: &str,
     (epoch, objection): (u64, Option<Revision>),
-    accusers: &BTreeSet<String>,
+    accusers: &BTreeMap<String, Accusation>,
 ) -> Result<(), EngineError> {
-    // Once this node hears of it again, what is under way must come to nothing.
-    let own_suspicion = engine.read(&suspicion_key(node, own))?;
-    let Some(suspicion) = own_suspicion.filter(|entry| records::decode::<u64>(entry).is_ok_and(|of| of == epoch))
-    else {
-        return Ok(());
-    };
-    let still_suspected = Compare::Modified { key: suspicion.key, at: suspicion.modified };
     let member = records::read::<NodeRecord>(engine, &records::member_key(node))?;
     let Some((_, at)) = member.filter(|(record, _)| record.epoch == epoch) else { return Ok(()) };
     let as_it_was = match objection {
@@ -356,8 +388,13 @@ fn sentence(
         Some(entry) => Compare::Modified { key: entry.key.clone(), at: entry.modified },
         None => Compare::Absent { key: verdict_key(node) },
     };
-    let verdict = Verdict { epoch, since_s: now_s(), accusers: accusers.clone() };
-    let compares = [Compare::Modified { key: records::member_key(node), at }, as_it_was, before, still_suspected];
+    let verdict = Verdict { epoch, since_s: now_s(), accusers: accusers.keys().cloned().collect() };
+    let mut compares = vec![Compare::Modified { key: records::member_key(node), at }, as_it_was, before];
+    for (accuser, said) in accusers {
+        compares.push(Compare::Modified { key: suspicion_key(node, accuser), at: said.at });
+        let second = said.second.map(|second| second.at);
+        compares.extend(second.map(|at| Compare::Modified { key: second_key(node, accuser), at }));
+    }
     let done = engine.transact(&compares, &[Op::put(verdict_key(node), encode(&verdict))])?;
     if matches!(done, cluster::Outcome::Done(_)) {
         tracing::warn!(node, epoch, ?accusers, "the node is lost: its incarnation is over");

@@ -1,9 +1,12 @@
 //! What a daemon does about the links it sees and about what others say. Pure.
 //!
 //! A node is **accused** by each that hears nothing of it; it **objects** as long as it reaches the engine. When most
-//! of the others have accused it for [`HEARING`] and it did not object meanwhile, it is **sentenced**: its incarnation
-//! is over. What is carried out is compared again in the engine, so two who sentence, or one who sentences while the
-//! node objects, do no harm.
+//! of the others have accused it for [`HEARING`] without a pause and it did not object meanwhile, it is **sentenced**:
+//! its incarnation is over. What is carried out is compared again in the engine, so two who sentence, or one who
+//! sentences while the node objects, do no harm.
+//!
+//! The others are all members that were not sentenced themselves, also those whose daemons are dead or do not reach the
+//! engine: what a node holds it holds as long as half of them hear it, whether it reaches the engine or not.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -13,12 +16,17 @@ use mgmt_api::LinkState;
 
 /// How long most of the others must have accused a node that does not object.
 pub const HEARING: Duration = Duration::from_millis(450);
+/// From when on in a hearing the accusers say once more that they hear nothing: an accusation stays for as long as its
+/// accuser's lease, whatever became of him.
+const SECOND_AFTER: Duration = Duration::from_millis(225);
 /// How often a node that is accused objects: several times in a hearing.
 const OBJECT_EVERY: Duration = Duration::from_millis(100);
 /// Whoever was not looking for so long knows nothing of what happened meanwhile, and judges nobody by it.
 const ASLEEP: Duration = Duration::from_millis(150);
 /// A node to which there was no link yet in its incarnation may be on its way for so long.
 const ARRIVAL: Duration = Duration::from_secs(5);
+/// One that is not up for so long does not come: until then it is a member that says nothing.
+const ABSENCE: Duration = Duration::from_secs(60);
 /// A node that hears of few others, and cannot reach the engine for so long, is cut off.
 pub const CUT_OFF_AFTER: Duration = Duration::from_millis(250);
 
@@ -28,6 +36,23 @@ const HEARTBEAT: Duration = Duration::from_millis(100);
 const _: () = assert!(CUT_OFF_AFTER.as_millis() + HEARTBEAT.as_millis() < HEARING.as_millis());
 const _: () = assert!(ASLEEP.as_millis() * 2 < HEARING.as_millis());
 
+/// That somebody hears nothing of a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Accusation {
+    /// Of the node.
+    pub epoch: u64,
+    /// One that was taken back and made again is another one.
+    pub at: Revision,
+    /// That it was said once more, in the hearing that began with this objection.
+    pub second: Option<Second>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Second {
+    pub objection: Option<Revision>,
+    pub at: Revision,
+}
+
 /// What is known at one moment.
 #[derive(Clone, Default, Debug)]
 pub struct Known {
@@ -36,8 +61,8 @@ pub struct Known {
     /// Those whose leases run.
     pub alive: BTreeSet<String>,
     pub links: BTreeMap<String, LinkState>,
-    /// Who accuses whom, of which incarnation.
-    pub suspicions: BTreeMap<String, BTreeMap<String, u64>>,
+    /// Of whom, and by whom.
+    pub suspicions: BTreeMap<String, BTreeMap<String, Accusation>>,
     pub objections: BTreeMap<String, Revision>,
     /// Incarnations that are over.
     pub verdicts: BTreeMap<String, u64>,
@@ -52,20 +77,18 @@ impl Known {
 
     /// Those who count in a hearing about a node.
     fn others<'a>(&'a self, about: &'a str) -> impl Iterator<Item = &'a String> {
-        self.alive.iter().filter(move |node| *node != about && self.epochs.contains_key(*node) && !self.is_fenced(node))
+        self.epochs.keys().filter(move |node| *node != about && !self.is_fenced(node))
     }
 
-    /// Most of the others, and this incarnation.
-    fn accusers(&self, node: &str, epoch: u64) -> Option<BTreeSet<String>> {
-        let said = self.suspicions.get(node)?;
-        let (mut accusers, mut all) = (BTreeSet::new(), 0);
-        for other in self.others(node) {
-            all += 1;
-            if said.get(other) == Some(&epoch) {
-                accusers.insert(other.clone());
-            }
-        }
-        (accusers.len() * 2 > all).then_some(accusers)
+    /// Who of the others accuses this incarnation.
+    fn accusers(&self, node: &str, epoch: u64) -> BTreeMap<String, Accusation> {
+        let said = self.suspicions.get(node);
+        let of = |other: &String| Some((other.clone(), *said?.get(other)?));
+        self.others(node).filter_map(of).filter(|(_, said)| said.epoch == epoch).collect()
+    }
+
+    fn are_most(&self, accusers: usize, node: &str) -> bool {
+        accusers * 2 > self.others(node).count()
     }
 }
 
@@ -75,6 +98,11 @@ pub enum Act {
     Accuse {
         node: String,
         epoch: u64,
+    },
+    /// In a hearing: still nothing.
+    Second {
+        node: String,
+        objection: Option<Revision>,
     },
     /// Something was heard of it again.
     Withdraw {
@@ -88,7 +116,8 @@ pub enum Act {
         node: String,
         epoch: u64,
         objection: Option<Revision>,
-        accusers: BTreeSet<String>,
+        /// As they stand: who takes his back refutes, too.
+        accusers: BTreeMap<String, Accusation>,
     },
     /// This node's own incarnation is over.
     BeginAnew,
@@ -110,14 +139,19 @@ pub struct Judge {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Met {
     Yes,
-    WaitingSince(Instant),
+    /// It is up.
+    ComesSince(Instant),
+    /// It is not.
+    AwaitedSince(Instant),
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 struct Hearing {
     epoch: u64,
     since: Instant,
     objection: Option<Revision>,
+    /// All of them since then, by when they said so.
+    accusers: BTreeMap<String, Revision>,
 }
 
 impl Judge {
@@ -161,6 +195,12 @@ impl Judge {
         &self.ended
     }
 
+    /// Since when a node is heard.
+    #[cfg(test)]
+    pub fn heard_since(&self, node: &str) -> Option<Instant> {
+        self.hearings.get(node).map(|hearing| hearing.since)
+    }
+
     /// When something has to be looked at although nothing is told.
     pub fn pause(&self, known: &Known) -> Duration {
         let is_busy = !self.hearings.is_empty() || known.suspicions.values().any(|said| !said.is_empty());
@@ -169,7 +209,7 @@ impl Judge {
 
     fn speak_for_itself(&self, known: &Known, now: Instant) -> Option<Act> {
         let is_accused =
-            known.suspicions.get(&self.own).is_some_and(|said| said.values().any(|epoch| *epoch == self.epoch));
+            known.suspicions.get(&self.own).is_some_and(|said| said.values().any(|said| said.epoch == self.epoch));
         if !is_accused {
             return None;
         }
@@ -186,23 +226,29 @@ impl Judge {
 
     fn accuse_or_withdraw(&mut self, known: &Known, node: &str, epoch: u64, now: Instant) -> Option<Act> {
         let link = known.links.get(node).copied();
-        let said = known.suspicions.get(node).and_then(|said| said.get(&self.own)).copied();
-        let met = self.met.entry(node.to_owned()).or_insert((epoch, Met::WaitingSince(now)));
+        let said = known.suspicions.get(node).and_then(|said| said.get(&self.own)).map(|said| said.epoch);
         // Its lease comes when it is up.
-        let is_coming = met.1 != Met::Yes && !known.alive.contains(node);
-        if met.0 != epoch || is_coming {
-            *met = (epoch, Met::WaitingSince(now));
+        let is_up = known.alive.contains(node);
+        let waiting = if is_up { Met::ComesSince(now) } else { Met::AwaitedSince(now) };
+        let met = self.met.entry(node.to_owned()).or_insert((epoch, waiting));
+        let is_as_before = match met.1 {
+            Met::Yes => true,
+            Met::ComesSince(_) => is_up,
+            Met::AwaitedSince(_) => !is_up,
+        };
+        if met.0 != epoch || !is_as_before {
+            *met = (epoch, waiting);
         }
         let hears_it = matches!(link, Some(LinkState::Up));
         if hears_it {
             *met = (epoch, Met::Yes);
         }
-        let is_silent = matches!(link, Some(LinkState::Suspect | LinkState::Broken | LinkState::Down));
         let had_its_time = match met.1 {
             Met::Yes => true,
-            Met::WaitingSince(since) => now.saturating_duration_since(since) >= ARRIVAL,
+            Met::ComesSince(since) => now.saturating_duration_since(since) >= ARRIVAL,
+            Met::AwaitedSince(since) => now.saturating_duration_since(since) >= ABSENCE,
         };
-        let accuses = is_silent && had_its_time && !known.is_fenced(node);
+        let accuses = is_silent(link) && had_its_time && !known.is_fenced(node);
         match (accuses, said) {
             (true, Some(before)) if before == epoch => None,
             (true, _) => Some(Act::Accuse { node: node.to_owned(), epoch }),
@@ -221,21 +267,39 @@ impl Judge {
             }
             return None;
         }
-        let accusers = known.accusers(node, epoch);
-        let Some(accusers) = accusers.filter(|accusers| accusers.contains(&self.own)) else {
-            self.hearings.remove(node);
+        let before = self.hearings.remove(node);
+        if !is_silent(known.links.get(node).copied()) {
             return None;
-        };
+        }
         let objection = known.objections.get(node).copied();
-        let hearing = self.hearings.entry(node.to_owned()).or_insert(Hearing { epoch, since: now, objection });
-        if (hearing.epoch, hearing.objection) != (epoch, objection) {
-            *hearing = Hearing { epoch, since: now, objection };
+        let mut accusers = known.accusers(node, epoch);
+        // As long as most of those who began it accuse without a pause.
+        let going_on = before.filter(|hearing| (hearing.epoch, hearing.objection) == (epoch, objection)).filter(|it| {
+            let stands = |(accuser, said): &(&String, &Accusation)| it.accusers.get(*accuser) == Some(&said.at);
+            known.are_most(accusers.iter().filter(stands).count(), node)
+        });
+        if let Some(hearing) = &going_on {
+            accusers.retain(|accuser, said| hearing.accusers.get(accuser) == Some(&said.at));
         }
-        if now.saturating_duration_since(hearing.since) < HEARING {
+        if !known.are_most(accusers.len(), node) || !accusers.contains_key(&self.own) {
             return None;
         }
-        Some(Act::Sentence { node: node.to_owned(), epoch, objection, accusers })
+        let since = going_on.map_or(now, |hearing| hearing.since);
+        let began = accusers.iter().map(|(accuser, said)| (accuser.clone(), said.at)).collect();
+        self.hearings.insert(node.to_owned(), Hearing { epoch, since, objection, accusers: began });
+        let lasts = now.saturating_duration_since(since);
+        let seconds = |said: &Accusation| said.second.is_some_and(|second| second.objection == objection);
+        if lasts >= SECOND_AFTER && !accusers.get(&self.own).is_some_and(seconds) {
+            return Some(Act::Second { node: node.to_owned(), objection });
+        }
+        accusers.retain(|_, said| seconds(said));
+        let is_over = lasts >= HEARING && known.are_most(accusers.len(), node);
+        is_over.then(|| Act::Sentence { node: node.to_owned(), epoch, objection, accusers })
     }
+}
+
+fn is_silent(link: Option<LinkState>) -> bool {
+    matches!(link, Some(LinkState::Suspect | LinkState::Broken | LinkState::Down))
 }
 
 /// Whether a node knows by its own clock that it is cut off: it hears of less than half of the others, and what it
@@ -358,7 +422,14 @@ mod tests {
             }
             match act {
                 Act::Accuse { node, epoch } => {
-                    self.engine.suspicions.entry(node).or_default().insert(by.to_owned(), epoch);
+                    let said = Accusation { epoch, at: Revision(self.revision), second: None };
+                    self.engine.suspicions.entry(node).or_default().insert(by.to_owned(), said);
+                }
+                Act::Second { node, objection } => {
+                    let said = self.engine.suspicions.get_mut(&node).and_then(|said| said.get_mut(by));
+                    if let Some(said) = said {
+                        said.second = Some(Second { objection, at: Revision(self.revision) });
+                    }
                 }
                 Act::Withdraw { node } => drop(self.engine.suspicions.entry(node).or_default().remove(by)),
                 Act::Object => drop(self.engine.objections.insert(by.to_owned(), Revision(self.revision))),
@@ -441,16 +512,21 @@ mod tests {
         assert_eq!(judge.look(&seen, now), []);
         link(&mut seen, "n2", LinkState::Suspect);
         assert_eq!(judge.look(&seen, now), [Act::Accuse { node: "n2".to_owned(), epoch: 1 }]);
-        seen.suspicions.insert("n2".to_owned(), BTreeMap::from([("n1".to_owned(), 1)]));
+        let said = Accusation { epoch: 1, at: Revision(1), second: None };
+        seen.suspicions.insert("n2".to_owned(), BTreeMap::from([("n1".to_owned(), said)]));
         assert_eq!(judge.look(&seen, now), []);
         now += Duration::from_secs(10);
         assert_eq!(judge.look(&seen, now), [], "a hearing begins");
-        for _ in 0..17 {
-            now += MS(25);
-            assert_eq!(judge.look(&seen, now), []);
-        }
-        now += MS(25);
-        assert!(matches!(judge.look(&seen, now)[..], [Act::Sentence { .. }]));
+        let mut pass = |looks: usize, seen: &Known| {
+            (0..looks).map(|_| (now += MS(25), judge.look(seen, now)).1).collect::<Vec<_>>().concat()
+        };
+        assert_eq!(pass(8, &seen), []);
+        let second = Act::Second { node: "n2".to_owned(), objection: None };
+        assert_eq!(pass(1, &seen), [second]);
+        let said = Accusation { second: Some(Second { objection: None, at: Revision(2) }), ..said };
+        seen.suspicions.insert("n2".to_owned(), BTreeMap::from([("n1".to_owned(), said)]));
+        assert_eq!(pass(8, &seen), []);
+        assert!(matches!(pass(1, &seen)[..], [Act::Sentence { .. }]));
     }
 
     #[test]

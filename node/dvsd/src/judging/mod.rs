@@ -9,12 +9,15 @@
 //! | key | value | life |
 //! |---|---|---|
 //! | `/judging/suspicions/NODE/ACCUSER` | incarnation of NODE | with the accuser's lease, until it hears of NODE again |
+//! | `/judging/seconds/NODE/ACCUSER` | the objection with which the hearing began, or 0 | likewise: that he still hears nothing of it |
 //! | `/judging/objections/NODE` | number | with NODE's lease, as long as anybody accuses it |
 //! | `/judging/verdicts/NODE` | [`Verdict`] | until NODE comes back in a later incarnation, or is taken out |
 
 mod confirm;
 mod court;
 mod judge;
+#[cfg(test)]
+mod simulation;
 
 use std::collections::BTreeSet;
 
@@ -26,6 +29,7 @@ pub use judge::HEARING;
 
 const JUDGING: &str = "/judging/";
 const SUSPICIONS: &str = "/judging/suspicions/";
+const SECONDS: &str = "/judging/seconds/";
 const OBJECTIONS: &str = "/judging/objections/";
 const VERDICTS: &str = "/judging/verdicts/";
 
@@ -45,6 +49,10 @@ pub fn verdict_key(node: &str) -> String {
 
 fn suspicion_key(node: &str, accuser: &str) -> String {
     format!("{SUSPICIONS}{node}/{accuser}")
+}
+
+fn second_key(node: &str, accuser: &str) -> String {
+    format!("{SECONDS}{node}/{accuser}")
 }
 
 fn objection_key(node: &str) -> String {

@@ -34,6 +34,8 @@ use crate::supervise::{Watching, causes};
 
 /// The list of members is that of whichever one is asked, and that may lag behind.
 const MISSING_AFTER: Duration = Duration::from_secs(15);
+/// Whoever is about to come, or to come back, has come by then.
+const SETTLED_AFTER: Duration = Duration::from_secs(15);
 /// Whose turn it is to replace its member.
 const TURN: &str = "engine-member";
 const TURN_LEASE: Duration = Duration::from_secs(10);
@@ -90,6 +92,8 @@ struct Keeper {
     taken: Arc<AtomicU64>,
     is_told: Arc<AtomicBool>,
     missing_since: BTreeMap<String, Instant>,
+    /// Who was there at the last look, with and without a daemon, and since when nobody else was.
+    settled: Option<(Instant, [BTreeSet<String>; 2])>,
 }
 
 impl Members {
@@ -107,6 +111,7 @@ impl Members {
             taken: Arc::clone(&taken),
             is_told: Arc::clone(&is_told),
             missing_since: BTreeMap::new(),
+            settled: None,
             config: config.clone(),
             managed: managed.clone(),
             engine: Arc::clone(engine),
@@ -249,9 +254,10 @@ impl Keeper {
             return Ok(LOOK);
         }
         view.listed = self.engine.listed_members()?;
-        view.missing = self.missing(&view);
+        (view.missing, view.is_settled) = (self.missing(&view), self.is_settled(&view));
         let Some(step) = step::next(&view, |peer| self.url(peer)) else {
-            return Ok(if view.missing.is_empty() && self.missing_since.is_empty() { LOOK } else { LOOK_AGAIN });
+            let is_quiet = view.missing.is_empty() && self.missing_since.is_empty() && view.is_settled;
+            return Ok(if is_quiet { LOOK } else { LOOK_AGAIN });
         };
         match step {
             // Asked for until it has what the others have.
@@ -309,6 +315,13 @@ impl Keeper {
         }
         let for_long = self.missing_since.iter().filter(|(_, since)| now.duration_since(**since) >= MISSING_AFTER);
         for_long.map(|(node, _)| node.clone()).collect()
+    }
+
+    fn is_settled(&mut self, view: &View) -> bool {
+        let (now, there) = (Instant::now(), [view.nodes.clone(), view.alive.clone()]);
+        let since = self.settled.take().filter(|(_, before)| *before == there).map_or(now, |(since, _)| since);
+        self.settled = Some((since, there));
+        now.duration_since(since) >= SETTLED_AFTER
     }
 
     /// Where the members are, and whether this node has one.

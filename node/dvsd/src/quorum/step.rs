@@ -30,6 +30,8 @@ pub struct View {
     pub leaving: BTreeSet<String>,
     /// Members that etcd has not listed for a while.
     pub missing: BTreeSet<String>,
+    /// Nobody has come or gone for a while.
+    pub is_settled: bool,
 }
 
 impl View {
@@ -152,11 +154,11 @@ fn growth(view: &View) -> Option<Step> {
     let (there, come) = (view.members.len(), newcomers(view));
     let is_even = there.is_multiple_of(2);
     match there.cmp(&wanted) {
-        Ordering::Greater => surplus(view).map(Step::Dismiss),
+        Ordering::Greater => surplus(view),
         // Two survive less than one, and four less than three: from an odd number on two have to come.
         Ordering::Less if is_even || come.len() >= 2 => match come.first() {
             Some(node) => Some(Step::Invite((*node).clone())),
-            None => surplus(view).map(Step::Dismiss),
+            None => surplus(view),
         },
         // One takes the place of one that is to leave, before that goes.
         Ordering::Equal | Ordering::Less if view.members.keys().any(|node| view.leaving.contains(node)) => {
@@ -176,10 +178,12 @@ fn initial(view: &View, node: &str, url: &impl Fn(&str) -> String) -> BTreeMap<S
     there.map(|(name, record)| (name.clone(), record.address.peer.clone())).collect()
 }
 
-/// Who goes when there are too many: one whose node is to leave, then one that is cordoned, then any.
-fn surplus(view: &View) -> Option<String> {
+/// Who goes when there are too many: one whose node is to leave, then one that is cordoned, then any. Not at once: a
+/// machine may be about to take the place of one that was lost, and a node whose lease was lost comes again.
+fn surplus(view: &View) -> Option<Step> {
     let rank = |node: &&String| (!view.leaving.contains(*node), !view.cordoned.contains(*node));
-    view.members.keys().rev().min_by_key(rank).cloned()
+    let node = view.members.keys().rev().min_by_key(rank)?;
+    (view.is_settled || view.leaving.contains(node)).then(|| Step::Dismiss(node.clone()))
 }
 
 fn newcomers(view: &View) -> Vec<&String> {
@@ -218,7 +222,8 @@ mod tests {
 
     impl World {
         fn first() -> World {
-            let mut world = World { view: View::default(), next_id: 1, behind: BTreeSet::new() };
+            let view = View { is_settled: true, ..View::default() };
+            let mut world = World { view, next_id: 1, behind: BTreeSet::new() };
             world.come("n1");
             let record =
                 MemberRecord { address: address("n1"), stage: Stage::Voter, initial: BTreeMap::new(), membership: 0 };
@@ -373,6 +378,28 @@ mod tests {
         assert_eq!(world.settle(), ["n2", "n3"], "two are too many, but of n2 nothing is heard");
         world.come("n2");
         assert_eq!(world.settle(), ["n2"]);
+    }
+
+    #[test]
+    fn nobody_is_dismissed_while_another_may_be_about_to_come() {
+        let mut world = World::first();
+        ["n2", "n3"].iter().for_each(|node| world.come(node));
+        world.settle();
+        world.view.is_settled = false;
+        world.view.nodes.remove("n1");
+        world.die("n1");
+        assert_eq!(world.settle(), ["n2", "n3"]);
+        // A lease that was lost while there was no leader.
+        world.come("n1");
+        world.die("n1");
+        assert_eq!(world.settle(), ["n2", "n3"]);
+        world.come("n1");
+        assert_eq!(world.settle(), ["n1", "n2", "n3"]);
+        // Who is asked to leave need not wait.
+        world.view.leaving.insert("n3".to_owned());
+        assert_eq!(world.settle(), ["n1", "n2"]);
+        world.view.is_settled = true;
+        assert_eq!(world.settle().len(), 1);
     }
 
     #[test]

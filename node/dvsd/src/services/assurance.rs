@@ -7,7 +7,6 @@
 //!
 //! The engine is asked only while the others say too little, by a thread of its own: it may take its time.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -148,17 +147,15 @@ fn by_links(context: &Context, now: u64) -> Option<u64> {
     let accusers = context.court.lock().as_ref().map(|court| court.accusers_of(own)).unwrap_or_default();
     let mut confirmed = context.proxy.confirmed();
     confirmed.retain(|peer, _| !accusers.contains(peer));
-    heard_by_half(&others, &confirmed, now)
+    heard_by_half(others.iter().map(|other| confirmed.get(other).copied()), now)
 }
 
-/// The last moment of which half of the others say that they had heard this node. Without others nobody judges it.
-fn heard_by_half(others: &[String], confirmed: &BTreeMap<String, (u64, u64)>, now: u64) -> Option<u64> {
+/// The last moment of which half of the others say that they had heard this node, from what each of them said last: the
+/// moment, and since when without a pause. Without others nobody judges it.
+pub(crate) fn heard_by_half(others: impl ExactSizeIterator<Item = Option<(u64, u64)>>, now: u64) -> Option<u64> {
     let Some(last) = others.len().div_ceil(2).checked_sub(1) else { return Some(now) };
-    let is_steady = |(at, since): (u64, u64)| at.saturating_sub(since) >= nanoseconds(STEADY);
-    let mut heard: Vec<u64> = others
-        .iter()
-        .filter_map(|other| confirmed.get(other).copied().filter(|told| is_steady(*told)).map(|(at, _)| at))
-        .collect();
+    let is_steady = |(at, since): &(u64, u64)| at.saturating_sub(*since) >= nanoseconds(STEADY);
+    let mut heard: Vec<u64> = others.flatten().filter(is_steady).map(|(at, _)| at).collect();
     heard.sort_unstable_by(|one, other| other.cmp(one));
     heard.get(last).copied()
 }
@@ -191,9 +188,8 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     fn heard(told: &[(&str, u64, u64)], others: &[&str]) -> Option<u64> {
-        let others: Vec<String> = others.iter().map(|&other| other.to_owned()).collect();
-        let told = told.iter().map(|(peer, at, since)| ((*peer).to_owned(), (*at, *since))).collect();
-        heard_by_half(&others, &told, 99 * SECOND)
+        let of = |peer: &&str| told.iter().find(|(of, ..)| of == peer).map(|(_, at, since)| (*at, *since));
+        heard_by_half(others.iter().map(of), 99 * SECOND)
     }
 
     #[test]
