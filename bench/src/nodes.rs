@@ -184,7 +184,7 @@ impl Nodes {
                 tls: None,
                 plain_over: None,
             };
-            let message = serde_json::to_vec(&ToProxy { peers: Some(vec![peer]), credentials: None })?;
+            let message = serde_json::to_vec(&ToProxy { peers: Some(vec![peer]), ..ToProxy::default() })?;
             sys::seqpacket::send(&proxy.control, &message, &[] as &[OwnedFd])?;
             nodes.proxies.push(proxy);
         }

@@ -372,9 +372,29 @@ fn service_goes_on_when_daemon_and_engine_are_away_and_ends_when_nobody_vouches_
         cluster.output(&["service", "ls", "shop"]).status.success().then_some(())
     });
     assert_eq!(started(&instance(&cluster, "shop", "one/0")), started(&before));
-    // A daemon that stands still extends nothing.
+    // Nor does it end when its daemon stands still, or is dead: the node's proxies know who hears it.
+    let is_as_before = |what: &str| {
+        assert_eq!(processes_with("stays"), pids, "{what}");
+        eventually("the daemon is back", SOON, || {
+            let now = instance(&cluster, "shop", "one/0");
+            (now["state"] == "healthy" && now["node"] == "n2").then_some(now)
+        })
+    };
     on("n2", "pkill -STOP -f '[d]aemon --config'");
+    std::thread::sleep(Duration::from_secs(5));
+    on("n2", "pkill -CONT -f '[d]aemon --config'");
+    assert_eq!(started(&is_as_before("its daemon stood still")), started(&before));
+    on("n2", "pkill -KILL -f '[d]aemon --config'");
+    std::thread::sleep(Duration::from_secs(5));
+    cluster.ok(&["dev", "restart", "n2"]);
+    assert_eq!(started(&is_as_before("its daemon was dead")), started(&before));
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(processes_with("stays"), pids, "another daemon goes on with it");
+    // When nobody hears the node either, it does.
+    on("n2", "pkill -STOP -f '[d]aemon --config'");
+    cluster.ok(&["dev", "wire", "n2", "down"]);
     eventually("it was ended", SOON, || processes_with("stays").is_empty().then_some(()));
+    cluster.ok(&["dev", "wire", "n2", "up"]);
     on("n2", "pkill -CONT -f '[d]aemon --config'");
     let now = eventually("it begins again", SOON, || {
         let now = instance(&cluster, "shop", "one/0");

@@ -121,7 +121,7 @@ macro_rules! protocols {
 
 protocols! {
     /// Between two nodes: frames of proxies, and the parcels of brokers in them. Greeting: `wire::Hello`.
-    LINK = "links" 1..=1;
+    LINK = "links" 1..=2;
     /// A program or server and the broker of its node, and the channels that the broker gives it. Greeting: the request
     /// to be bound. Programs bring their own library, so nothing old is ever dropped here.
     PORT = "broker" 1..=1;

@@ -38,6 +38,16 @@ pub mod feature {
     pub const LZ4: u32 = 1;
 }
 
+/// What [`Frame::Heartbeat`] says beside a number, from version 2 of the link on.
+pub mod echo {
+    /// The speaker accuses the hearer's node of being lost.
+    pub const ACCUSES: u64 = 1 << 63;
+    /// Less than half of the other nodes heard the speaker's lately.
+    pub const UNHEARD: u64 = 1 << 62;
+    /// The rest is the number.
+    pub const NUMBER: u64 = UNHEARD - 1;
+}
+
 /// How the data of a ring entry travels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Packing {
@@ -237,7 +247,7 @@ pub enum Frame<'a> {
         channel: WireChannel,
         produced: u32,
     },
-    /// `seq` counts the speaker's heartbeats, `echo` is the last one it got.
+    /// `seq` counts the speaker's heartbeats, `echo` is the last one it got, and what is said beside it ([`echo`]).
     Heartbeat {
         seq: u64,
         echo: u64,

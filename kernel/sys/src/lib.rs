@@ -20,6 +20,7 @@ pub mod notify;
 pub mod ns;
 pub mod packet;
 pub mod pidfd;
+pub mod presence;
 pub mod procfs;
 pub mod seqpacket;
 pub mod signals;

@@ -9,7 +9,7 @@
 mod conversation;
 mod links;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use crate::state::StateError;
 use crate::supervise::{OnAdoption, Problem, Supervised};
 use crate::transports::{self, AllSockets, ListenError, Sockets};
 use crate::waiting;
-use conversation::{ASK_EVERY, ASK_OFTEN, Conversation};
+use conversation::{ASK_EVERY, ASK_OFTEN, Conversation, Topics};
 
 const NAME: &str = "proxy";
 /// Host uid and gid of proxies: below those of containers' servers.
@@ -69,6 +69,11 @@ fn name(pair: PairId) -> String {
     }
 }
 
+/// Where the node's proxies say that it is heard.
+pub fn presence(config: &Config) -> PathBuf {
+    config.run_dir.join("presence")
+}
+
 fn dirs(config: &Config) -> (std::path::PathBuf, std::path::PathBuf) {
     (config.run_dir.clone(), config.state_dir.join("log"))
 }
@@ -97,10 +102,13 @@ struct Inner {
     peers: Option<Vec<PeerAddress>>,
     /// Newer than those that a proxy may have read at its start.
     credentials: Option<Arc<CredentialTexts>>,
+    /// How many nodes there are beside this one.
+    others: usize,
+    /// Whom this node accuses, or may yet.
+    accused: BTreeSet<String>,
     links: Vec<LinkInfo>,
-    /// Of each peer: when something went there that it heard, and since when it confirms that without a pause, by the
-    /// node's clock.
-    confirmed: BTreeMap<String, (u64, u64)>,
+    /// [`FromProxy::there_ns`]
+    there_ns: Option<u64>,
     /// Somebody has to know that as it is now.
     is_hurried: bool,
     problem: Option<String>,
@@ -156,7 +164,8 @@ impl ProxyControl {
                 }
             }
             let cut_off = (!cut_off.is_empty()).then(|| format!("no transport in common with {}", cut_off.join(", ")));
-            proxy.set_peers(peers, cut_off);
+            let others = members.keys().filter(|name| **name != config.node).count();
+            proxy.set_peers(peers, others, cut_off);
         }
     }
 
@@ -196,20 +205,25 @@ impl ProxyControl {
         links::best_of_each(&self.links())
     }
 
-    /// Of each peer: when something went there that it surely heard, and since when it says so without a pause, by the
-    /// node's monotonic clock. Of several links the one that knows most.
-    pub fn confirmed(&self) -> BTreeMap<String, (u64, u64)> {
-        let mut all = BTreeMap::<String, (u64, u64)>::new();
-        for proxy in &self.proxies {
-            for (peer, told) in &proxy.shared.inner.lock().confirmed {
-                let best = all.entry(peer.clone()).or_insert(*told);
-                *best = (*best).max(*told);
-            }
-        }
-        all
+    /// The last moment at which this node surely was there, by its monotonic clock in nanoseconds: half of the others
+    /// vouch for it. Of several proxies the one that knows most.
+    pub fn there_ns(&self) -> Option<u64> {
+        self.proxies.iter().filter_map(|proxy| proxy.shared.inner.lock().there_ns).max()
     }
 
-    /// Whether [`ProxyControl::confirmed`] has to be as it is now.
+    /// Whom this node accuses of being lost, or may yet: nothing that it hears of them is vouched for, nor counts.
+    pub fn accuse(&self, accused: &BTreeSet<String>) {
+        for proxy in &self.proxies {
+            let mut inner = proxy.shared.inner.lock();
+            if inner.accused != *accused {
+                inner.accused.clone_from(accused);
+                drop(inner);
+                sys::eventfd::signal(&proxy.shared.bell);
+            }
+        }
+    }
+
+    /// Whether [`ProxyControl::there_ns`] has to be as it is now.
     pub fn hurry(&self, is_hurried: bool) {
         for proxy in &self.proxies {
             let was = std::mem::replace(&mut proxy.shared.inner.lock().is_hurried, is_hurried);
@@ -261,6 +275,7 @@ impl OneControl {
             tls_dir: config.tls_dir.display().to_string(),
             link_tls: config.link_tls,
             sockets,
+            presence: presence(config),
             process,
             conversation: None,
             next_connection: None,
@@ -274,9 +289,9 @@ impl OneControl {
         Ok(())
     }
 
-    fn set_peers(&self, peers: Vec<PeerAddress>, cut_off: Option<String>) {
+    fn set_peers(&self, peers: Vec<PeerAddress>, others: usize, cut_off: Option<String>) {
         let mut inner = self.shared.inner.lock();
-        (inner.peers, inner.cut_off) = (Some(peers), cut_off);
+        (inner.peers, inner.others, inner.cut_off) = (Some(peers), others, cut_off);
         drop(inner);
         sys::eventfd::signal(&self.shared.bell);
     }
@@ -317,13 +332,12 @@ impl Shared {
             let refused = said.refused.map(|why| format!("it refused what it was told of other nodes: {why}"));
             self.complain(refused);
         }
-        let confirmed = said.links.iter().filter_map(|link| Some((link.peer.clone(), link.confirmed_ns?))).collect();
         let links: Vec<LinkInfo> = said.links.into_iter().map(|link| links::info(pair, link)).collect();
         let states = |links: &[LinkInfo]| links.iter().map(|link| (link.peer.clone(), link.state)).collect::<Vec<_>>();
         let on_news = {
             let mut inner = self.inner.lock();
             let is_news = states(&inner.links) != states(&links);
-            (inner.links, inner.confirmed) = (links, confirmed);
+            (inner.links, inner.there_ns) = (links, said.there_ns);
             inner.on_news.clone().filter(|_| is_news)
         };
         if let Some(on_news) = on_news {
@@ -353,6 +367,8 @@ struct ProxySupervisor {
     tls_dir: String,
     link_tls: bool,
     sockets: Sockets,
+    /// Where it says that the node is heard.
+    presence: PathBuf,
     process: Supervised,
     conversation: Option<Conversation>,
     /// Made for the next process before the last one was ended.
@@ -393,6 +409,7 @@ impl ProxySupervisor {
             sockets,
             broker,
             process,
+            presence,
             ..
         } = self;
         let role = |restarts: u64| -> Result<Role, Problem> {
@@ -400,6 +417,7 @@ impl ProxySupervisor {
             conversation = Some(Conversation::new(ours, Instant::now())?);
             let mut fds = sockets.handed_over()?;
             fds.insert("control".to_owned(), theirs);
+            fds.insert("presence".to_owned(), sys::presence::open_slot(presence)?);
             let mut options = proxy_options.clone();
             options.extend(sockets.options());
             options.insert("tls".to_owned(), json!(if *link_tls { "on" } else { "off" }));
@@ -447,11 +465,13 @@ impl ProxySupervisor {
 
     fn converse(&mut self) {
         let Some(conversation) = &mut self.conversation else { return };
-        let (peers, credentials, pause) = {
+        let (topics, pause) = {
             let inner = self.shared.inner.lock();
-            (inner.peers.clone(), inner.credentials.clone(), inner.pause())
+            let (peers, credentials) = (inner.peers.clone(), inner.credentials.clone());
+            let (others, accused) = (inner.others, inner.accused.clone());
+            (Topics { peers, others, accused, credentials }, inner.pause())
         };
-        conversation.speak(peers.as_ref(), credentials.as_ref(), pause, Instant::now());
+        conversation.speak(&topics, pause, Instant::now());
         if self.process.standing() == Standing::Coming {
             conversation.excuse(Instant::now());
         }
@@ -502,6 +522,7 @@ impl ProxySupervisor {
         };
         if inner.problem.is_none() && problem.is_some() {
             inner.links.clear();
+            inner.there_ns = None;
         }
         inner.problem = problem;
         if self.conversation.is_none() {

@@ -13,7 +13,8 @@ use service_core::tenure::Run;
 use crate::log::Part as LogPart;
 use crate::packet::{self, PacketError};
 use crate::protocol::{
-    Answer, Follow, FuseOptions, LAUNCH_LIMIT, Permit, Request, RunStanding, Status, UNGREETED, VERSIONS, Versions,
+    Answer, Follow, FuseOptions, LAUNCH_LIMIT, Permit, PresenceWatch, Request, RunStanding, Status, UNGREETED,
+    VERSIONS, Versions,
 };
 use crate::refusal::Refusal;
 
@@ -384,8 +385,13 @@ impl KeeperClient {
     }
 
     /// Lets runs be held until that moment; says how all stand.
-    pub fn hold_runs(&self, permits: Vec<Permit>, until_ns: u64) -> Result<Vec<RunStanding>, KeeperError> {
-        match self.ask(&Request::HoldRuns { permits, until_ns }, &[])?.0 {
+    pub fn hold_runs(
+        &self,
+        permits: Vec<Permit>,
+        until_ns: u64,
+        presence: Option<PresenceWatch>,
+    ) -> Result<Vec<RunStanding>, KeeperError> {
+        match self.ask(&Request::HoldRuns { permits, until_ns, presence }, &[])?.0 {
             Answer::Runs(standings) => Ok(standings),
             _ => Err(self.confused()),
         }

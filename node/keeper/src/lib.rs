@@ -50,7 +50,7 @@ pub use client::{CallGateFds, JobFds, KeeperClient, KeeperError, NamespaceFds, P
 pub use keeper::FUSE_KEY;
 pub use log::Part as LogPart;
 pub use packet::{PacketError, read_packet};
-pub use protocol::{FuseOptions, KeeperOptions, Permit, RunStanding, Status, VERSIONS, Versions};
+pub use protocol::{FuseOptions, KeeperOptions, Permit, PresenceWatch, RunStanding, Status, VERSIONS, Versions};
 pub use refusal::{BadRun, Refusal, Stage, Task};
 
 use std::process::ExitCode;

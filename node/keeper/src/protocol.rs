@@ -165,6 +165,14 @@ pub struct Permit {
     pub epoch: u64,
 }
 
+/// Where the node's proxies say that it is heard (`sys::presence`).
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PresenceWatch {
+    pub path: PathBuf,
+    /// Of the node, in which all was permitted.
+    pub incarnation: u64,
+}
+
 /// How the runs of an instance of a service stand.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RunStanding {
@@ -258,6 +266,9 @@ pub(crate) enum Request {
     HoldRuns {
         permits: Vec<Permit>,
         until_ns: u64,
+        /// What is said there extends these permits, too, as long as nobody asks.
+        #[serde(default)]
+        presence: Option<PresenceWatch>,
     },
     /// Nothing of it up to this epoch begins any more. What runs goes on.
     CloseRun {

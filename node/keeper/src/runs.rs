@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 use mgmt_api::RunRequest;
 use sandbox::cgroup::RunGroup;
 use service_core::restart::RunEnd;
-use service_core::tenure::{Begin, Run, RunRefusal, RunTenure};
+use service_core::tenure::{Begin, PERMIT, Run, RunRefusal, RunTenure};
 use sys::clock::monotonic_ns;
+use sys::presence::PresencePage;
 
 use crate::keeper::Keeper;
 use crate::launch::{Plan, Surroundings};
 use crate::program::Program;
-use crate::protocol::{Answer, Permit, RunStanding};
+use crate::protocol::{Answer, Permit, PresenceWatch, RunStanding};
 use crate::refusal::{Refusal, Task};
 
 /// Instances that are remembered. The oldest that run nothing give way.
@@ -33,6 +34,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 #[derive(Default)]
 pub struct Runs {
     kept: BTreeMap<String, Kept>,
+    /// Extends what is permitted while no daemon does.
+    watched: Option<(PresenceWatch, PresencePage)>,
 }
 
 /// One instance.
@@ -43,6 +46,8 @@ struct Kept {
     /// How the last run ended.
     end: Option<RunEnd>,
     held: Option<Held>,
+    /// The epoch that may be held for longer, as a daemon said last.
+    permitted: Option<u64>,
     touched: Instant,
 }
 
@@ -86,12 +91,45 @@ impl Runs {
         }
         let kept = match self.kept.entry(instance.to_owned()) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => {
-                entry.insert(Kept { tenure: RunTenure::default(), pid: 0, end: None, held: None, touched: now })
-            }
+            Entry::Vacant(entry) => entry.insert(Kept {
+                tenure: RunTenure::default(),
+                pid: 0,
+                end: None,
+                held: None,
+                permitted: None,
+                touched: now,
+            }),
         };
         kept.touched = now;
         Ok(kept)
+    }
+
+    fn watch(&mut self, presence: Option<PresenceWatch>) {
+        let open = |watch: PresenceWatch| match PresencePage::open(&watch.path) {
+            Ok(page) => Some((watch, page)),
+            Err(error) => {
+                tracing::warn!(%error, "permits end with the daemon that extends them");
+                None
+            }
+        };
+        if self.watched.as_ref().map(|(watch, _)| watch) != presence.as_ref() {
+            self.watched = presence.and_then(open);
+        }
+    }
+
+    /// By what the node's proxies say, where a permit would be over.
+    fn extend_by_presence(&mut self, now: Instant) {
+        let Some((watch, page)) = &self.watched else { return };
+        if !self.kept.values().any(|kept| kept.tenure.expired(now).is_some()) {
+            return;
+        }
+        let Some(there) = page.there_ns(watch.incarnation, monotonic_ns()) else { return };
+        let until = moment(there.saturating_add(PERMIT.as_nanos() as u64));
+        for kept in self.kept.values_mut() {
+            if let Some(epoch) = kept.permitted {
+                kept.tenure.extend(epoch, until);
+            }
+        }
     }
 
     /// When something has to be looked at.
@@ -193,12 +231,14 @@ impl Keeper {
     }
 
     /// Extends permits, and says how all runs stand.
-    pub fn hold_runs(&mut self, permits: &[Permit], until_ns: u64) -> Answer {
+    pub fn hold_runs(&mut self, permits: &[Permit], until_ns: u64, presence: Option<PresenceWatch>) -> Answer {
         let (now, until) = (Instant::now(), moment(until_ns));
+        self.runs.watch(presence);
+        self.runs.kept.values_mut().for_each(|kept| kept.permitted = None);
         for permit in permits {
             if let Some(kept) = self.runs.kept.get_mut(&permit.instance) {
                 kept.tenure.extend(permit.epoch, until);
-                kept.touched = now;
+                (kept.permitted, kept.touched) = (Some(permit.epoch), now);
             }
         }
         Answer::Runs(self.runs.standings())
@@ -245,6 +285,7 @@ impl Keeper {
     /// Ends what is not permitted any more, and what is left of what ended.
     pub fn look_after_runs(&mut self) {
         let now = Instant::now();
+        self.runs.extend_by_presence(now);
         let programs = &self.programs;
         for (instance, kept) in &mut self.runs.kept {
             let Some(held) = &mut kept.held else { continue };

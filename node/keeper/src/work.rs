@@ -91,7 +91,9 @@ impl Keeper {
             Request::BeginRun { instance, run, until_ns, is_check, request } => {
                 return self.begin_run(asker, &instance, (run, until_ns), is_check, request);
             }
-            Request::HoldRuns { permits, until_ns } => Ok((self.hold_runs(&permits, until_ns), Vec::new())),
+            Request::HoldRuns { permits, until_ns, presence } => {
+                Ok((self.hold_runs(&permits, until_ns, presence), Vec::new()))
+            }
             Request::CloseRun { instance, epoch } => {
                 self.close_run(&instance, epoch).map(|()| (Answer::Done, Vec::new()))
             }

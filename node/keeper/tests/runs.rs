@@ -26,7 +26,7 @@ fn script(text: &str) -> RunRequest {
 }
 
 fn standing(keeper: &Keeper) -> RunStanding {
-    let all = keeper.client.hold_runs(Vec::new(), 0).expect("listed");
+    let all = keeper.client.hold_runs(Vec::new(), 0, None).expect("listed");
     all.into_iter().find(|one| one.instance == WEB).expect("it is known")
 }
 
@@ -94,7 +94,7 @@ fn run_is_held_as_long_as_it_is_permitted_and_no_longer() {
     let keeper = Keeper::start();
     let hold = |epoch: u64| {
         let permit = Permit { instance: WEB.to_owned(), epoch };
-        keeper.client.hold_runs(vec![permit], after(PERMIT)).expect("held");
+        keeper.client.hold_runs(vec![permit], after(PERMIT), None).expect("held");
     };
     keeper.client.begin_run(WEB, run(4, 1), after(PERMIT), &script("exec sleep 1000")).expect("begun");
     let until = Instant::now() + PERMIT * 2;
@@ -168,7 +168,7 @@ fn keeper_that_is_new_knows_nothing_and_what_its_predecessor_held_is_gone() {
     keeper.child.kill().expect("killed");
     keeper.child.wait().expect("gone");
     keeper.start_again();
-    assert_eq!(keeper.client.hold_runs(Vec::new(), 0).expect("listed"), []);
+    assert_eq!(keeper.client.hold_runs(Vec::new(), 0, None).expect("listed"), []);
     assert!(keeper.cgroup.members().expect("members").is_empty() && groups(&keeper) == 0);
     assert!(keeper.client.begin_run(WEB, run(6, 1), after(LIMIT), &script("exit 0")).expect("begun").is_some());
     assert_eq!(await_end(&keeper).end, Some(RunEnd::Exit(0)));

@@ -6,7 +6,7 @@
 
 mod end;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +22,13 @@ pub struct ToProxy {
     /// All nodes to keep a link with; one that is missing is given up. `None`: unchanged, only tell the states.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Vec<PeerAddress>>,
+    /// How many other nodes there are: those that judge this one, also where this proxy has no link with them. Beside
+    /// `peers`; absent: as many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub others: Option<usize>,
+    /// Names of the peers that this node accuses of being lost, or may yet. `None`: unchanged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accused: Option<BTreeSet<String>>,
     /// What connections that are made from now on show and believe. `None`: unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub credentials: Option<CredentialTexts>,
@@ -51,6 +58,10 @@ pub struct FromProxy {
     /// Where it listens, by transport: for a port that was given as 0.
     pub listen: BTreeMap<String, String>,
     pub links: Vec<LinkStatus>,
+    /// The last moment at which this node surely was there, because half of the others vouch for it, by the node's
+    /// monotonic clock in nanoseconds ([`proxy_link::presence::there`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub there_ns: Option<u64>,
     /// Set when the last list of peers was not taken, and why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
@@ -69,7 +80,7 @@ impl Portioned for ToProxy {
     }
 
     fn split_off(&mut self, at: usize) -> ToProxy {
-        ToProxy { peers: self.peers.as_mut().map(|peers| peers.split_off(at)), credentials: None }
+        ToProxy { peers: self.peers.as_mut().map(|peers| peers.split_off(at)), ..ToProxy::default() }
     }
 
     fn append(&mut self, next: ToProxy) {
@@ -149,10 +160,6 @@ pub struct LinkStatus {
     /// Microseconds of a round trip, as heartbeats measured it last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round_trip_us: Option<u64>,
-    /// When something went to the peer that it said it has heard, and since when it says so without a pause, by the
-    /// node's monotonic clock in nanoseconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub confirmed_ns: Option<(u64, u64)>,
     /// In which version the two talk, when there is a connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u8>,

@@ -25,6 +25,7 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
+mod attendance;
 mod carriers;
 mod connection;
 pub mod control;
@@ -52,6 +53,7 @@ use sys::spawn::Spawn;
 
 pub use error::ProxyError;
 pub use proxy::{Proxy, Stopped};
+pub use proxy_link::presence;
 pub use spawned::{Parts, ProxyConfig, tcp_listener};
 
 /// `dvs proxy`: everything comes from the spawn record.

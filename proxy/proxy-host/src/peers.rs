@@ -84,15 +84,13 @@ impl Entry {
         self.pause = (self.pause * 2).min(limits::REDIAL_MAX);
     }
 
-    /// `origin_ns`: from when this proxy counts its time, by the node's monotonic clock. `measured`: a round trip by
-    /// word of the transport, for a link whose heartbeats have not told one.
+    /// `measured`: a round trip by word of the transport, for a link whose heartbeats have not told one.
     pub(crate) fn status(
         &self,
         now: Duration,
         transport: &str,
         encryption: Encryption,
         measured: Option<Duration>,
-        origin_ns: u64,
     ) -> LinkStatus {
         let counters = self.peer.counters();
         let state = match self.peer.phase() {
@@ -122,19 +120,11 @@ impl Entry {
             reconnects: counters.connections.saturating_sub(1),
             channels: self.peer.channel_count() as u32,
             silent_ms: silent,
-            confirmed_ns: self
-                .peer
-                .confirmed()
-                .map(|(at, since)| (common_clock(origin_ns, at), common_clock(origin_ns, since))),
             round_trip_us: self.peer.round_trip().or(measured).map(|time| time.as_micros() as u64),
             version: self.peer.version(),
             last_error: self.last_error.clone(),
         }
     }
-}
-
-fn common_clock(origin_ns: u64, at: Duration) -> u64 {
-    origin_ns.saturating_add(u64::try_from(at.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// What is the same for all links.

@@ -10,6 +10,7 @@ use ipc::stand_in::StandInPort;
 use proxy_link::{Identity, LinkError, Phase};
 use sys::eventfd::{Poller, READY_MAX, Trigger, WriteInterest};
 
+use crate::attendance::Attendance;
 use crate::carriers::{Carrier, Carriers, is_exhaustion};
 use crate::connection::{Connection, Stage};
 use crate::control::{CredentialTexts, FromProxy, Said};
@@ -68,6 +69,7 @@ pub struct Proxy {
     /// Whether the daemon was told that the broker is lost.
     has_told_alone: bool,
     refusals: RefusalLog,
+    attendance: Attendance,
 }
 
 struct Hot {
@@ -126,6 +128,7 @@ impl Proxy {
             refused: None,
             has_told_alone: false,
             refusals: RefusalLog::default(),
+            attendance: Attendance::new(config.incarnation, config.pair, config.presence),
         })
     }
 
@@ -575,6 +578,7 @@ impl Proxy {
             return true;
         }
         let mut silent = Vec::new();
+        self.attendance.look(&mut self.peers, self.common.times, (now, self.origin_ns));
         for entry in self.peers.values_mut() {
             if let Err(error) = entry.peer.tick(now)
                 && let Some(token) = entry.token
@@ -632,7 +636,12 @@ impl Proxy {
                 Said::Nonsense(why) => self.refused = Some(why),
                 Said::Message(message) => {
                     let renewed = message.credentials.map(|texts| self.set_credentials(&texts));
-                    let listed = message.peers.map(|list| self.set_peers(&list));
+                    if let Some(accused) = message.accused {
+                        self.attendance.accuse(accused);
+                        self.next_due = self.now();
+                    }
+                    let others = message.others;
+                    let listed = message.peers.map(|list| self.set_peers(&list, others.unwrap_or(list.len())));
                     // What was refused stays so until something else is said.
                     if renewed.is_some() || listed.is_some() {
                         let failed = |done: Option<Result<(), String>>| done.and_then(Result::err);
@@ -663,14 +672,15 @@ impl Proxy {
         Ok(())
     }
 
-    /// Replaces the list of peers.
+    /// Replaces the list of peers. `others`: how many nodes there are beside this one.
     ///
     /// # Errors
     /// What of the list was not taken, and why, for people. The rest of it was, unless the list is longer than that of
     /// any cluster.
-    pub fn set_peers(&mut self, list: &[crate::control::PeerAddress]) -> Result<(), String> {
+    pub fn set_peers(&mut self, list: &[crate::control::PeerAddress], others: usize) -> Result<(), String> {
         let now = self.now();
         let changes = peers::update(&mut self.peers, list, &self.common, &self.carriers, now)?;
+        self.attendance.set_others(others);
         self.standing.heard_list(now);
         for entry in changes.removed {
             if let Some(token) = entry.token {
@@ -703,12 +713,14 @@ impl Proxy {
                 Encryption::Tls => Encryption::Tls,
                 Encryption::Plain => entry.protection.encryption,
             };
-            entry.status(now, self.carriers.name(carrier), encryption, of_transport, self.origin_ns)
+            entry.status(now, self.carriers.name(carrier), encryption, of_transport)
         };
         let mut links: Vec<_> = self.peers.values().map(status).collect();
         links.sort_by_key(|link| link.id);
         let listen = self.carriers.addresses().collect();
-        let status = FromProxy { listen, links, refused: self.refused.clone(), is_alone: self.standing.is_alone };
+        let there_ns = self.attendance.there_ns(&self.peers, (now, self.origin_ns));
+        let (refused, is_alone) = (self.refused.clone(), self.standing.is_alone);
+        let status = FromProxy { listen, links, there_ns, refused, is_alone };
         if let Some(controller) = &mut self.controller {
             controller.tell(status);
         }

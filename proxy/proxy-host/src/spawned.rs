@@ -6,6 +6,7 @@
 //! | field | `pair` | which of the node's proxies: it speaks with those of the same number; 0 when it is not there |
 //! | field | `broker_fd` | the broker's proxy socket |
 //! | `fds` | `control` | SEQPACKET socket to the daemon, see [`crate::control`] |
+//! | `fds` | `presence` | where it says that the node is heard (`sys::presence`) |
 //! | `fds` | `listen` | a listening TCP socket; else option `listen`; with neither there is no TCP |
 //! | `fds` | `listen_unix` | a listening Unix stream socket, if there is one |
 //! | `fds` | `eth` | a packet socket (`sys::packet::open`), with options `eth_mac` and `eth_mtu` of its interface |
@@ -53,6 +54,7 @@ pub struct ProxyConfig {
     pub tls_dir: Option<PathBuf>,
     pub broker: OwnedFd,
     pub control: Option<OwnedFd>,
+    pub presence: Option<OwnedFd>,
 }
 
 impl ProxyConfig {
@@ -88,6 +90,7 @@ impl ProxyConfig {
             compression,
             tls_dir,
             control: spawn.take_fd("control"),
+            presence: spawn.take_fd("presence"),
             broker: spawn.take_broker()?,
         })
     }

@@ -34,7 +34,6 @@ fn link(id: u16) -> LinkStatus {
         channels: u32::MAX,
         silent_ms: Some(u64::MAX),
         version: Some(1),
-        confirmed_ns: None,
         round_trip_us: Some(u64::MAX),
         // Each takes six bytes in JSON.
         last_error: Some("\u{1}".repeat(TEXT_BYTES_MAX)),
@@ -49,7 +48,8 @@ fn peer(id: u16) -> PeerAddress {
 
 fn links() -> FromProxy {
     let listen = [("tcp".to_owned(), "[2001:db8:1:2:3:4:5:6]:65535".to_owned())].into();
-    FromProxy { listen, links: (1..=PEERS).map(link).collect(), refused: Some("no".to_owned()), is_alone: true }
+    let links = (1..=PEERS).map(link).collect();
+    FromProxy { listen, links, there_ns: Some(7), refused: Some("no".to_owned()), is_alone: true }
 }
 
 fn peers() -> ToProxy {

@@ -238,6 +238,7 @@ fn proxy_without_a_descriptor_left_tries_now_and_then_and_lets_in_when_it_has_on
         tls_dir: None,
         broker: pair.b.broker.proxy_socket_of(PairId::FIRST).expect("proxy socket"),
         control: None,
+        presence: None,
     })
     .expect("proxy");
     let stop = sys::eventfd::create().expect("eventfd");

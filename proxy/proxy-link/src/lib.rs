@@ -47,6 +47,7 @@ mod error;
 pub mod limits;
 mod link;
 mod peer;
+pub mod presence;
 mod tags;
 mod thrift;
 

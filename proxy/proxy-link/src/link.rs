@@ -1,6 +1,5 @@
 //! The link as such: greeting, fencing, silence, credit, counters. Knows frames, not channels.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use abi::{Epoch, IpcError, NodeId, PairId};
@@ -11,6 +10,7 @@ use wire::{Frame, Hello, Packing, Refusal};
 use crate::body::Outgoing;
 use crate::buffer::OutBuffer;
 use crate::channel::LocalChannel;
+use crate::presence::{Confirmed, Opinion};
 use crate::thrift::{Packer, Thrift};
 use crate::{LinkError, limits};
 
@@ -121,6 +121,8 @@ pub(crate) struct Link {
     /// The peer's probe is to be answered.
     answer_due: bool,
     confirmed: Confirmed,
+    /// Of the peer.
+    pub(crate) opinion: Opinion,
     pub(crate) round_trip: Option<Duration>,
     /// Bytes of this connection that were processed, and what of it was told.
     processed: u64,
@@ -155,6 +157,7 @@ impl Link {
             probe: None,
             answer_due: false,
             confirmed: Confirmed::default(),
+            opinion: Opinion::NONE,
             round_trip: None,
             processed: 0,
             processed_told: 0,
@@ -305,8 +308,9 @@ impl Link {
         // An answer repeats the speaker's last number, so that it is not answered in turn.
         self.answer_due |= seq > self.heartbeat_echo && is_probe(seq);
         self.heartbeat_echo = seq;
-        self.confirmed.echo(now, echo, self.times.suspect);
-        if let Some((_, sent)) = self.probe.take_if(|(probe, _)| *probe <= echo) {
+        let (number, opinion) = Opinion::taken_from(echo, self.version);
+        self.confirmed.echo(now, number, opinion, self.times.suspect);
+        if let Some((_, sent)) = self.probe.take_if(|(probe, _)| *probe <= number) {
             self.round_trip = Some(now.saturating_sub(sent));
         }
     }
@@ -401,7 +405,8 @@ impl Link {
             return;
         }
         let seq = self.heartbeat + u64::from(is_due);
-        if self.put_from_reserve(&Frame::Heartbeat { seq, echo: self.heartbeat_echo }) {
+        let echo = self.opinion.beside(self.heartbeat_echo, self.version);
+        if self.put_from_reserve(&Frame::Heartbeat { seq, echo }) {
             (self.heartbeat, self.last_sent, self.answer_due) = (seq, now, false);
             if is_due {
                 self.confirmed.sent(seq, now);
@@ -458,9 +463,8 @@ impl Link {
         self.times
     }
 
-    /// When a heartbeat was sent that the peer confirmed, and since when it confirms them without a pause.
-    pub(crate) fn confirmed(&self) -> Option<(Duration, Duration)> {
-        self.confirmed.last.filter(|_| self.phase == Phase::Up)
+    pub(crate) fn confirmed(&self) -> Option<&Confirmed> {
+        (self.phase == Phase::Up).then_some(&self.confirmed)
     }
 
     /// When `keep_alive` or a judgement of silence is due next, after `now`.
@@ -470,48 +474,6 @@ impl Link {
         let last_beat = self.last_sent.min(self.confirmed.last_sent());
         let beat = (self.phase != Phase::Apart).then_some(last_beat + self.times.heartbeat);
         silence.chain(reach).chain(beat).filter(|due| *due > now).min()
-    }
-}
-
-/// What the peer has heard of this side.
-#[derive(Clone, Debug, Default)]
-struct Confirmed {
-    /// Heartbeats that may still be confirmed, with when they went.
-    beats: VecDeque<(u64, Duration)>,
-    sent: Duration,
-    /// When the last one that was confirmed went, and since when they are without a pause.
-    last: Option<(Duration, Duration)>,
-}
-
-impl Confirmed {
-    /// A connection begins.
-    fn begin(&mut self, now: Duration) {
-        self.beats.clear();
-        self.sent = now;
-    }
-
-    fn last_sent(&self) -> Duration {
-        self.sent
-    }
-
-    fn sent(&mut self, seq: u64, now: Duration) {
-        self.sent = now;
-        if self.beats.len() >= limits::BEATS_REMEMBERED {
-            self.beats.pop_front();
-        }
-        self.beats.push_back((seq, now));
-    }
-
-    /// The peer heard one heartbeat not before it went, and the next one by now: if there is less than `suspect`
-    /// between the two, it suspected nothing meanwhile.
-    fn echo(&mut self, now: Duration, echo: u64, suspect: Duration) {
-        let mut newest = None;
-        while self.beats.front().is_some_and(|(seq, _)| *seq <= echo) {
-            newest = self.beats.pop_front();
-        }
-        let Some((_, went)) = newest else { return };
-        let without_pause = self.last.filter(|(before, _)| now.saturating_sub(*before) < suspect);
-        self.last = Some((went, without_pause.map_or(went, |(_, since)| since)));
     }
 }
 
@@ -538,37 +500,4 @@ fn in_words(own: &str, hello: &Hello<'_>, mismatch: versions::Mismatch) -> Strin
 
 fn refuse(refusal: Refusal, reason: &str) -> LinkError {
     LinkError::Refuse { refusal, reason: reason.to_owned() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn peer_confirms_without_a_pause_as_long_as_it_cannot_have_suspected_anything() {
-        let ms = Duration::from_millis;
-        let mut confirmed = Confirmed::default();
-        confirmed.begin(ms(0));
-        for seq in 1..=30_u64 {
-            confirmed.sent(seq, ms(seq * 100));
-        }
-        // Those before are forgotten.
-        confirmed.echo(ms(3010), 10, ms(300));
-        assert_eq!(confirmed.last, None);
-        confirmed.echo(ms(3010), 20, ms(300));
-        assert_eq!(confirmed.last, Some((ms(2000), ms(2000))));
-        // What was sent at 2000 was heard then at the earliest, the next by 2299 at the latest.
-        confirmed.echo(ms(2299), 21, ms(300));
-        assert_eq!(confirmed.last, Some((ms(2100), ms(2000))));
-        // Of several the last one; nothing new is none.
-        confirmed.echo(ms(2390), 23, ms(300));
-        confirmed.echo(ms(2391), 23, ms(300));
-        assert_eq!(confirmed.last, Some((ms(2300), ms(2000))));
-        confirmed.echo(ms(2600), 24, ms(300));
-        assert_eq!(confirmed.last, Some((ms(2400), ms(2400))), "it may have heard nothing for so long");
-        // On another connection numbers of this one say nothing.
-        confirmed.begin(ms(2700));
-        confirmed.echo(ms(2710), 25, ms(300));
-        assert_eq!(confirmed.last, Some((ms(2400), ms(2400))));
-    }
 }

@@ -51,6 +51,8 @@ enum Wake {
 /// What both threads and the daemon know.
 struct Shared {
     docket: Mutex<Docket>,
+    /// Whom this node accuses, or may yet: from before it is written until it was taken back. Proxies are told first.
+    accused: Mutex<BTreeSet<String>>,
     /// When the engine was asked last of what it answered.
     confirmed: Mutex<Option<Instant>>,
     is_busy: AtomicBool,
@@ -154,6 +156,7 @@ impl Court {
         let engine = context.engine.hurried(HURRY).unwrap_or_else(|| Arc::clone(&context.engine));
         let shared = Arc::new(Shared {
             docket: Mutex::default(),
+            accused: Mutex::default(),
             confirmed: Mutex::default(),
             is_busy: AtomicBool::new(false),
             is_cut_off: AtomicBool::new(false),
@@ -197,12 +200,6 @@ impl Court {
         self.shared.ended.lock().get(node).copied()
     }
 
-    /// Who accuses this node, as far as the follower told.
-    pub fn accusers_of(&self, node: &str) -> BTreeSet<String> {
-        let docket = self.shared.docket.lock();
-        docket.suspicions.get(node).into_iter().flat_map(|said| said.keys().cloned()).collect()
-    }
-
     /// This node hears of few others and the engine does not answer it: what it owns alone, others may take soon.
     pub fn is_cut_off(&self) -> bool {
         self.shared.is_cut_off.load(Ordering::Acquire)
@@ -230,6 +227,7 @@ fn known(context: &Context, shared: &Shared) -> Known {
         alive,
         links: context.proxy.link_states(),
         suspicions: docket.accusations(),
+        accused: shared.accused.lock().clone(),
         objections: docket.objections,
         verdicts: docket.verdicts,
     }
@@ -276,7 +274,11 @@ fn sit(
         if isolation.is_asking() && acts.is_empty() {
             acts.push(Act::Probe);
         }
-        if !acts.is_empty() && !shared.is_busy.swap(true, Ordering::AcqRel) && orders.send((now, acts)).is_err() {
+        let hands_on = !acts.is_empty() && !shared.is_busy.swap(true, Ordering::AcqRel);
+        // Nothing of the accused is vouched for from before it is written, and until it was taken back.
+        let accused = accused(shared, &known, &context.config.node, acts.iter().filter(|_| hands_on));
+        context.proxy.accuse(&accused);
+        if hands_on && orders.send((now, acts)).is_err() {
             return;
         }
         let pause = judge.pause(&known);
@@ -296,6 +298,17 @@ fn sit(
     }
 }
 
+/// Those that are about to be, those that may be, and those of whom an earlier daemon of this node said it.
+fn accused<'a>(shared: &Shared, known: &Known, own: &str, acts: impl Iterator<Item = &'a Act>) -> BTreeSet<String> {
+    let mut accused = shared.accused.lock();
+    accused.extend(acts.filter_map(|act| match act {
+        Act::Accuse { node, .. } => Some(node.clone()),
+        _ => None,
+    }));
+    let before = known.suspicions.iter().filter(|(_, said)| said.contains_key(own));
+    accused.iter().cloned().chain(before.map(|(node, _)| node.clone())).collect()
+}
+
 /// A call to a member that says nothing would wait for seconds.
 fn leave_silent_members(context: &Context, known: &Known, before: &mut BTreeSet<String>, etcd: &EtcdEngine) {
     let silent = known.links.iter().filter(|(_, state)| **state != LinkState::Up && **state != LinkState::Unknown);
@@ -311,7 +324,15 @@ fn write_down(engine: &dyn Engine, context: &Weak<Context>, shared: &Shared, ord
         let Some(context) = context.upgrade() else { return };
         let asked = Instant::now();
         match carry_out(engine, &context, decided, &acts) {
-            Ok(()) => *shared.confirmed.lock() = Some(asked),
+            Ok(()) => {
+                *shared.confirmed.lock() = Some(asked);
+                let mut accused = shared.accused.lock();
+                for act in &acts {
+                    if let Act::Withdraw { node } = act {
+                        accused.remove(node);
+                    }
+                }
+            }
             Err(error) => tracing::debug!(%error, "the engine was not told what this node sees"),
         }
         shared.is_busy.store(false, Ordering::Release);

@@ -64,6 +64,8 @@ pub struct Known {
     /// Of whom, and by whom.
     pub suspicions: BTreeMap<String, BTreeMap<String, Accusation>>,
     pub objections: BTreeMap<String, Revision>,
+    /// Whom this node accuses, as far as it knows, or may yet: what it wants to be written or taken back.
+    pub accused: BTreeSet<String>,
     /// Incarnations that are over.
     pub verdicts: BTreeMap<String, u64>,
 }
@@ -181,11 +183,10 @@ impl Judge {
         }
         self.hearings.retain(|node, _| known.epochs.contains_key(node));
         // Of nodes that were taken out.
-        let said = known
-            .suspicions
-            .iter()
-            .filter(|(node, said)| !known.epochs.contains_key(*node) && said.contains_key(&self.own));
-        acts.extend(said.map(|(node, _)| Act::Withdraw { node: node.clone() }));
+        let said = known.suspicions.iter().filter(|(_, said)| said.contains_key(&self.own)).map(|(node, _)| node);
+        let said: BTreeSet<&String> = said.chain(&known.accused).collect();
+        let gone = said.into_iter().filter(|node| !known.epochs.contains_key(*node));
+        acts.extend(gone.map(|node| Act::Withdraw { node: node.clone() }));
         acts
     }
 
@@ -253,6 +254,8 @@ impl Judge {
             (true, Some(before)) if before == epoch => None,
             (true, _) => Some(Act::Accuse { node: node.to_owned(), epoch }),
             (false, Some(_)) => Some(Act::Withdraw { node: node.to_owned() }),
+            // It may have been written all the same.
+            (false, None) if known.accused.contains(node) => Some(Act::Withdraw { node: node.to_owned() }),
             (false, None) => None,
         }
     }

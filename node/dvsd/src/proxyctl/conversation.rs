@@ -1,5 +1,6 @@
 //! What one proxy is told and asked over its control socket, and what it answers.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -15,11 +16,25 @@ pub const ASK_OFTEN: Duration = Duration::from_millis(100);
 /// stood still itself has not asked meanwhile.
 const UNANSWERED_MAX: u32 = 3;
 
+/// What a proxy has to know.
+#[derive(Clone, Default)]
+pub struct Topics {
+    /// `None` as long as nobody has said which there are; a list that nobody has made would end all channels that the
+    /// proxy has just taken over.
+    pub peers: Option<Vec<PeerAddress>>,
+    pub others: usize,
+    pub accused: BTreeSet<String>,
+    /// `None` as long as those are good that it read at its start.
+    pub credentials: Option<Arc<CredentialTexts>>,
+}
+
 /// With one process; its successor gets another.
 pub struct Conversation {
     end: End<FromProxy>,
-    /// The peers this proxy was told.
-    told: Option<Vec<PeerAddress>>,
+    /// The peers this proxy was told, and how many others there are.
+    told: Option<(Vec<PeerAddress>, usize)>,
+    /// Whom this node accuses, as it was told.
+    accused: BTreeSet<String>,
     /// The certificates it was told after its start.
     shown: Option<Arc<CredentialTexts>>,
     /// When it was told or asked something last.
@@ -38,6 +53,7 @@ impl Conversation {
         Ok(Conversation {
             end: End::new(socket)?,
             told: None,
+            accused: BTreeSet::new(),
             shown: None,
             asked: None,
             unanswered: 0,
@@ -46,18 +62,13 @@ impl Conversation {
         })
     }
 
-    /// Tells the list of peers when it is news, and asks how the links are when it was not asked for `pause`. `peers`:
-    /// `None` as long as nobody has said which there are; a list that nobody has made would end all channels that the
-    /// proxy has just taken over. `credentials`: `None` as long as those are good that it read at its start.
-    pub fn speak(
-        &mut self,
-        peers: Option<&Vec<PeerAddress>>,
-        credentials: Option<&Arc<CredentialTexts>>,
-        pause: Duration,
-        now: Instant,
-    ) {
-        let renewed = credentials.filter(|texts| self.shown.as_ref().is_none_or(|shown| !Arc::ptr_eq(shown, texts)));
-        let news = peers.filter(|peers| self.told.as_ref() != Some(peers));
+    /// Tells what is news, and asks how the links are when it was not asked for `pause`.
+    pub fn speak(&mut self, topics: &Topics, pause: Duration, now: Instant) {
+        let shown = |texts: &&Arc<CredentialTexts>| self.shown.as_ref().is_some_and(|shown| Arc::ptr_eq(shown, texts));
+        let renewed = topics.credentials.as_ref().filter(|texts| !shown(texts));
+        let list = topics.peers.as_ref().map(|peers| (peers, topics.others));
+        let news = list.filter(|list| self.told.as_ref().map(|(peers, others)| (peers, *others)) != Some(*list));
+        let accused = (topics.accused != self.accused).then_some(&topics.accused);
         let has_passed =
             |since: Option<Instant>, time| since.is_none_or(|at| now.saturating_duration_since(at) >= time);
         let is_due = has_passed(self.asked, pause);
@@ -77,11 +88,20 @@ impl Conversation {
             }
         }
         // What waits is sent by `hear`, and news are told after it.
-        if !self.end.has_room() || (news.is_none() && !is_due) {
+        if !self.end.has_room() || (news.is_none() && accused.is_none() && !is_due) {
             return;
         }
-        match self.end.say(ToProxy { peers: news.cloned(), ..ToProxy::default() }) {
-            Ok(()) => self.told = news.cloned().or(self.told.take()),
+        let message = ToProxy {
+            peers: news.map(|(peers, _)| peers.clone()),
+            others: news.map(|(_, others)| others),
+            accused: accused.cloned(),
+            ..ToProxy::default()
+        };
+        match self.end.say(message) {
+            Ok(()) => {
+                self.told = news.map(|(peers, others)| (peers.clone(), others)).or(self.told.take());
+                self.accused.clone_from(&topics.accused);
+            }
             // That it ended is seen elsewhere.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             Err(error) => tracing::warn!(%error, "a proxy was not told"),
@@ -138,6 +158,30 @@ mod tests {
         (Conversation::new(ours, Instant::now()).unwrap(), End::new(theirs).unwrap())
     }
 
+    fn topics(list: Option<&Vec<PeerAddress>>) -> Topics {
+        Topics { peers: list.cloned(), others: list.map_or(0, Vec::len), ..Topics::default() }
+    }
+
+    fn told(list: &[PeerAddress]) -> ToProxy {
+        ToProxy { peers: Some(list.to_vec()), others: Some(list.len()), ..ToProxy::default() }
+    }
+
+    #[test]
+    fn whom_the_node_accuses_is_told_when_it_is_news_and_to_each_proxy() {
+        let (mut conversation, mut proxy) = with_a_proxy();
+        let now = Instant::now();
+        let accuses =
+            |names: &[&str]| Topics { accused: names.iter().map(|name| (*name).to_owned()).collect(), ..topics(None) };
+        for (topics, heard) in [(accuses(&["n2"]), true), (accuses(&["n2"]), false), (accuses(&[]), true)] {
+            conversation.speak(&topics, ASK_EVERY, now);
+            let message = ToProxy { accused: Some(topics.accused), ..ToProxy::default() };
+            assert_eq!(proxy.receive(), if heard { Said::Message(message) } else { Said::Nothing });
+        }
+        let (mut next, mut proxy) = with_a_proxy();
+        next.speak(&accuses(&["n3"]), ASK_EVERY, now);
+        assert!(matches!(proxy.receive(), Said::Message(ToProxy { accused: Some(names), .. }) if names.contains("n3")));
+    }
+
     #[test]
     fn proxy_hears_of_no_list_before_there_is_one_then_of_each_once_also_of_an_empty_one() {
         let (mut conversation, mut proxy) = with_a_proxy();
@@ -145,15 +189,15 @@ mod tests {
         let (none, some) = (peers(0), peers(2));
         for (list, heard) in [
             (None, Said::Message(ToProxy::default())),
-            (Some(&none), Said::Message(ToProxy { peers: Some(none.clone()), ..ToProxy::default() })),
+            (Some(&none), Said::Message(told(&none))),
             (Some(&none), Said::Nothing),
-            (Some(&some), Said::Message(ToProxy { peers: Some(some.clone()), ..ToProxy::default() })),
+            (Some(&some), Said::Message(told(&some))),
             (Some(&some), Said::Nothing),
         ] {
-            conversation.speak(list, None, ASK_EVERY, now);
+            conversation.speak(&topics(list), ASK_EVERY, now);
             assert_eq!(proxy.receive(), heard);
         }
-        conversation.speak(Some(&some), None, ASK_EVERY, now + ASK_EVERY);
+        conversation.speak(&topics(Some(&some)), ASK_EVERY, now + ASK_EVERY);
         assert_eq!(proxy.receive(), Said::Message(ToProxy::default()));
     }
 
@@ -165,13 +209,13 @@ mod tests {
         // Without a proxy that reads, so many do not fit into the socket.
         let mut copies = 0_u16;
         while conversation.end.has_room() {
-            conversation.speak(Some(&lists[0]), None, ASK_EVERY, now);
+            conversation.speak(&topics(Some(&lists[0])), ASK_EVERY, now);
             conversation.told = None;
             copies += 1;
         }
         let mut heard = 0;
         loop {
-            conversation.speak(Some(&lists[1]), None, ASK_EVERY, now);
+            conversation.speak(&topics(Some(&lists[1])), ASK_EVERY, now);
             assert_eq!(conversation.hear(now), Said::Nothing);
             match proxy.receive() {
                 Said::Message(ToProxy { peers: Some(list), .. }) if list == lists[0] => heard += 1,
@@ -190,17 +234,17 @@ mod tests {
         conversation.excuse(begin);
         for second in 0..3 {
             // However often the daemon turns round.
-            conversation.speak(None, None, ASK_EVERY, begin + second * ASK_EVERY);
-            conversation.speak(None, None, ASK_EVERY, begin + second * ASK_EVERY);
+            conversation.speak(&Topics::default(), ASK_EVERY, begin + second * ASK_EVERY);
+            conversation.speak(&Topics::default(), ASK_EVERY, begin + second * ASK_EVERY);
             assert_eq!(conversation.silent_since(), None);
         }
         // One that stood still itself has not asked.
         let late = begin + 1000 * ASK_EVERY;
-        conversation.speak(None, None, ASK_EVERY, late);
+        conversation.speak(&Topics::default(), ASK_EVERY, late);
         assert_eq!(conversation.silent_since(), Some(begin));
         proxy.say(FromProxy::default()).unwrap();
         assert_eq!(conversation.hear(late), Said::Message(FromProxy::default()));
-        conversation.speak(None, None, ASK_EVERY, late + ASK_EVERY);
+        conversation.speak(&Topics::default(), ASK_EVERY, late + ASK_EVERY);
         assert_eq!(conversation.silent_since(), None);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | who says that the node was there | counts when |
 //! |---|---|
-//! | half of the other nodes: something that went there then was heard | each of them confirms without a pause for [`STEADY`]: whoever had suspected this node has taken that back by then |
+//! | half of the other nodes, as this node's proxies know (`proxy_link::presence`): what went there then was heard | each of them vouches for it without a pause for two seconds |
 //! | the engine | nobody accuses this node; or its objection came in before a verdict ([`crate::judging::confirm`]) |
 //!
 //! The engine is asked only while the others say too little, by a thread of its own: it may take its time.
@@ -19,9 +19,6 @@ use sys::clock::monotonic_ns;
 use crate::context::Context;
 use crate::judging;
 
-/// Whoever confirms for so long without a pause does not suspect this node, and nothing that follows of an earlier
-/// suspicion is still on its way.
-const STEADY: Duration = Duration::from_secs(2);
 /// The engine is asked when the others said nothing for so long.
 const ASK_AFTER: Duration = Duration::from_millis(300);
 const HURRY: Duration = Duration::from_millis(400);
@@ -124,7 +121,7 @@ fn look(context: &Context, shared: &Shared) {
         }
         drop(sleeper);
         let now = monotonic_ns();
-        shared.was_there(by_links(context, now));
+        shared.was_there(by_links(context));
         if now.saturating_sub(shared.there.load(Ordering::Acquire)) >= nanoseconds(ASK_AFTER) {
             *shared.asks.lock() = true;
             shared.wake.notify_all();
@@ -133,31 +130,10 @@ fn look(context: &Context, shared: &Shared) {
     }
 }
 
-fn by_links(context: &Context, now: u64) -> Option<u64> {
-    let own = &context.config.node;
+fn by_links(context: &Context) -> Option<u64> {
     // An incarnation that is over has nothing to extend.
-    if context.verdicts.read().get(own).is_some_and(|over| context.node.epoch <= *over) {
-        return None;
-    }
-    let others: Vec<String> = {
-        let members = context.members.read();
-        let others = members.values().filter(|member| member.name != *own && !context.is_fenced(member));
-        others.map(|member| member.name.clone()).collect()
-    };
-    let accusers = context.court.lock().as_ref().map(|court| court.accusers_of(own)).unwrap_or_default();
-    let mut confirmed = context.proxy.confirmed();
-    confirmed.retain(|peer, _| !accusers.contains(peer));
-    heard_by_half(others.iter().map(|other| confirmed.get(other).copied()), now)
-}
-
-/// The last moment of which half of the others say that they had heard this node, from what each of them said last: the
-/// moment, and since when without a pause. Without others nobody judges it.
-pub(crate) fn heard_by_half(others: impl ExactSizeIterator<Item = Option<(u64, u64)>>, now: u64) -> Option<u64> {
-    let Some(last) = others.len().div_ceil(2).checked_sub(1) else { return Some(now) };
-    let is_steady = |(at, since): &(u64, u64)| at.saturating_sub(*since) >= nanoseconds(STEADY);
-    let mut heard: Vec<u64> = others.flatten().filter(is_steady).map(|(at, _)| at).collect();
-    heard.sort_unstable_by(|one, other| other.cmp(one));
-    heard.get(last).copied()
+    let is_over = context.verdicts.read().get(&context.config.node).is_some_and(|over| context.node.epoch <= *over);
+    if is_over { None } else { context.proxy.there_ns() }
 }
 
 fn ask(context: &Context, shared: &Shared) {
@@ -178,32 +154,5 @@ fn ask(context: &Context, shared: &Shared) {
             Ok(there) => shared.was_there(there),
             Err(error) => tracing::debug!(%error, "the engine does not say whether this node goes on"),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SECOND: u64 = 1_000_000_000;
-
-    fn heard(told: &[(&str, u64, u64)], others: &[&str]) -> Option<u64> {
-        let of = |peer: &&str| told.iter().find(|(of, ..)| of == peer).map(|(_, at, since)| (*at, *since));
-        heard_by_half(others.iter().map(of), 99 * SECOND)
-    }
-
-    #[test]
-    fn half_of_the_others_are_enough_when_they_confirm_without_a_pause() {
-        assert_eq!(heard(&[], &[]), Some(99 * SECOND), "nobody judges it");
-        let (late, early) = (50 * SECOND, 49 * SECOND);
-        assert_eq!(heard(&[("b", late, 0)], &["b"]), Some(late));
-        assert_eq!(heard(&[("b", late, 0), ("c", early, 0)], &["b", "c"]), Some(late));
-        assert_eq!(heard(&[("b", late, 0), ("c", early, 0)], &["b", "c", "d"]), Some(early));
-        assert_eq!(heard(&[("b", late, 0)], &["b", "c", "d"]), None);
-        // Somebody who is none of them any more.
-        assert_eq!(heard(&[("x", late, 0), ("c", early, 0)], &["b", "c"]), Some(early));
-        let just = late - nanoseconds(STEADY);
-        assert_eq!(heard(&[("b", late, just)], &["b"]), Some(late));
-        assert_eq!(heard(&[("b", late, just + 1)], &["b"]), None);
     }
 }

@@ -37,8 +37,6 @@ use crate::records::{DCS, DcRecord, DcView, MEMBERS, NODE_WISHES, NODES};
 use crate::succession;
 use crate::waiting;
 use assurance::Assurance;
-#[cfg(test)]
-pub(crate) use assurance::heard_by_half;
 use placing::{Seen, Sight};
 use reporter::Reporter;
 use worker::{Bell, Common, Worker};

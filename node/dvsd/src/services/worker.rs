@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use keeper::{KeeperClient, KeeperError, Permit, Refusal, RunStanding};
+use keeper::{KeeperClient, KeeperError, Permit, PresenceWatch, Refusal, RunStanding};
 use mgmt_api::{Bytes, HealthProbe, NoUser, ProgramUser, RootFs, RunRequest, ServiceSpec, ServiceState};
 use service_core::life::{FoundRun, InstanceLife, LifeStep};
 use service_core::record::{Staying, may_hold};
@@ -239,7 +239,11 @@ impl Worker {
             .collect();
         let until = self.common.assurance.until_ns();
         let Some(keeper) = &self.keeper else { return Ok(Vec::new()) };
-        match keeper.hold_runs(permits, until) {
+        let presence = PresenceWatch {
+            path: crate::proxyctl::presence(&self.context().config),
+            incarnation: self.context().node.epoch,
+        };
+        match keeper.hold_runs(permits, until, Some(presence)) {
             Err(error) => {
                 self.keeper = None;
                 let path = keeper_socket(&self.context().config.dc_run_dir(self.dc));

@@ -31,6 +31,8 @@ pub enum Broken {
     Judged,
     /// A move is taken back in the same epoch.
     TakenBack,
+    /// What is said of another incarnation of the node extends a permit.
+    Stranger,
     /// A daemon reports that it is over before its keeper ended it.
     Report,
     /// Records are written without a look at what is there.
@@ -38,13 +40,14 @@ pub enum Broken {
 }
 
 impl Broken {
-    pub const ALL: [Broken; 8] = [
+    pub const ALL: [Broken; 9] = [
         Broken::Permit,
         Broken::LateStart,
         Broken::Succession,
         Broken::Incarnation,
         Broken::Judged,
         Broken::TakenBack,
+        Broken::Stranger,
         Broken::Report,
         Broken::Compare,
     ];
@@ -61,6 +64,8 @@ pub struct Seen {
     pub expired: u64,
     pub late_reports: u64,
     pub late_starts: u64,
+    /// Permits that were extended while no daemon did.
+    pub vouched: u64,
     /// Of two placers.
     pub lost_races: u64,
     pub keepers_lost: u64,
@@ -70,6 +75,7 @@ impl Seen {
     pub fn add(&mut self, other: &Seen) {
         self.runs += other.runs;
         self.verdicts += other.verdicts;
+        self.vouched += other.vouched;
         self.taken += other.taken;
         self.moved += other.moved;
         self.expired += other.expired;
@@ -93,6 +99,10 @@ struct Node {
     cut_since: Option<Instant>,
     daemon: Option<Daemon>,
     keeper: RunTenure,
+    /// The epoch that its daemon permits, and in which incarnation: the node's proxies extend it while no daemon does.
+    permitted: Option<(u64, u64)>,
+    /// The incarnation for which they speak.
+    proxies: u64,
     /// The program that the keeper started; it ends some time after a kill, and by itself.
     dies_at: Option<Instant>,
     to_keeper: Vec<(Instant, Request)>,
@@ -119,9 +129,20 @@ struct Daemon {
 
 #[derive(Clone, Copy)]
 enum Request {
-    Begin { run: Run, until: Instant },
-    Extend { epoch: u64, until: Instant },
-    Close { epoch: u64 },
+    Begin {
+        run: Run,
+        until: Instant,
+    },
+    Extend {
+        epoch: u64,
+        until: Instant,
+        incarnation: u64,
+    },
+    /// Nothing is permitted any more.
+    Hold,
+    Close {
+        epoch: u64,
+    },
 }
 
 /// A report on its way to the engine.
@@ -152,6 +173,8 @@ impl World {
             cut_since: None,
             daemon: None,
             keeper: RunTenure::default(),
+            permitted: None,
+            proxies: 0,
             dies_at: None,
             to_keeper: Vec::new(),
             hearing: None,
@@ -243,11 +266,11 @@ impl World {
             if self.nodes[at].daemon.is_some() && self.chance(500) {
                 self.nodes[at].daemon = None;
             }
-            if self.nodes[at].daemon.is_none() && (self.is_calm || self.below(40) == 0) && self.reaches(at) {
+            if self.nodes[at].daemon.is_none() && (self.is_calm || self.below(150) == 0) && self.reaches(at) {
                 self.begin_anew(at);
             }
             if self.chance(300) {
-                let until = self.now + self.ms(1500);
+                let until = self.now + self.ms(4000);
                 if let Some(daemon) = &mut self.nodes[at].daemon {
                     daemon.stands_still_until = until;
                 }
@@ -255,6 +278,7 @@ impl World {
             if self.chance(700) {
                 // Programs and requests end with it.
                 self.nodes[at].keeper = RunTenure::default();
+                self.nodes[at].permitted = None;
                 self.nodes[at].dies_at = None;
                 self.nodes[at].to_keeper.clear();
                 self.lives[at] += 1;
@@ -281,6 +305,7 @@ impl World {
     /// Registers in the next incarnation: a new daemon, and one that heard that its incarnation is over.
     fn begin_anew(&mut self, at: usize) {
         self.engine.incarnations[at] += 1;
+        self.nodes[at].proxies = self.engine.incarnations[at];
         self.nodes[at].hearing = None;
         self.nodes[at].daemon = Some(Daemon {
             stands_still_until: self.now,
@@ -392,7 +417,8 @@ impl World {
                 let run = Run { epoch: instance.epoch, number };
                 let has = node.keeper.held().is_some_and(|held| held.epoch == instance.epoch);
                 if has {
-                    node.to_keeper.push((now + STEP, Request::Extend { epoch: instance.epoch, until }));
+                    let (epoch, incarnation) = (instance.epoch, daemon.incarnation);
+                    node.to_keeper.push((now + STEP, Request::Extend { epoch, until, incarnation }));
                 } else {
                     if let Some(held) = node.keeper.held() {
                         node.to_keeper.push((now + STEP, Request::Close { epoch: held.epoch }));
@@ -402,6 +428,7 @@ impl World {
             }
             return;
         }
+        node.to_keeper.push((now + STEP, Request::Hold));
         // Whatever is here of this record and earlier ones is over.
         let Some(placement) = &instance.placement else {
             if node.keeper.held().is_some() {
@@ -510,7 +537,11 @@ impl World {
                         Begin::Begun | Begin::Refused(_) => (),
                     }
                 }
-                Request::Extend { epoch, until } => node.keeper.extend(epoch, until),
+                Request::Extend { epoch, until, incarnation } => {
+                    node.keeper.extend(epoch, until);
+                    node.permitted = Some((epoch, incarnation));
+                }
+                Request::Hold => node.permitted = None,
                 Request::Close { epoch } => {
                     if node.keeper.close(epoch).is_some() {
                         node.dies_at.get_or_insert(now + ends_in);
@@ -524,7 +555,17 @@ impl World {
     fn keeper(&mut self, at: usize) {
         let now = self.now;
         let holds_on = self.is(Broken::Permit);
+        // A proxy that a verdict covers is a stranger to the others; without the rule it asks nobody which it is of.
+        let is_judged = self.engine.verdicts[at] >= self.nodes[at].proxies && !self.is(Broken::Stranger);
+        let is_vouched_for = (self.reaches(at) || self.is_cut_shortly(at)) && !is_judged;
         let node = &mut self.nodes[at];
+        let is_of_it = |incarnation: u64| incarnation == node.proxies || self.broken == Some(Broken::Stranger);
+        if let Some((epoch, _)) = node.permitted.filter(|(_, incarnation)| is_vouched_for && is_of_it(*incarnation))
+            && node.keeper.expired(now).is_some()
+        {
+            self.seen.vouched += 1;
+            node.keeper.extend(epoch, now + PERMIT);
+        }
         if node.keeper.expired(now).is_some() && !holds_on {
             self.seen.expired += 1;
             // SIGKILL.

@@ -102,6 +102,7 @@ fn proxy(broker: &Broker, transport: impl Transport + 'static, peers: u16) -> Pr
         tls_dir: None,
         broker: broker.proxy_socket_of(PairId::FIRST).expect("proxy socket"),
         control: None,
+        presence: None,
     };
     let mut proxy = Proxy::new(config).expect("proxy");
     let peer = |id| PeerAddress {
@@ -113,7 +114,7 @@ fn proxy(broker: &Broker, transport: impl Transport + 'static, peers: u16) -> Pr
         plain_over: None,
     };
     let peers: Vec<_> = (2..peers + 2).map(peer).collect();
-    proxy.set_peers(&peers).expect("peers");
+    proxy.set_peers(&peers, peers.len()).expect("peers");
     proxy.standing.is_complete = true;
     proxy
 }

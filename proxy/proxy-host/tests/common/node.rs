@@ -140,9 +140,10 @@ impl Node {
             tls_dir: Some(self.tls_dir.clone()),
             broker: self.broker.proxy_socket_of(pair).expect("proxy socket"),
             control: Some(proxys_control),
+            presence: None,
         };
         let mut proxy = Proxy::new(config).expect("proxy");
-        proxy.set_peers(peers).expect("peers");
+        proxy.set_peers(peers, peers.len()).expect("peers");
         let stop = sys::eventfd::create().expect("eventfd");
         proxy.stop_on(stop.try_clone().expect("eventfd")).expect("watched");
         let thread = std::thread::spawn(move || {

@@ -23,6 +23,7 @@ use crate::channel::{Ends, LocalChannel, Pair};
 use crate::crossing::Crossing;
 use crate::limits::PARCELS_MAX;
 use crate::link::{Counters, Identity, Link, LinkTimes, Phase};
+use crate::presence::{Opinion, Steadily};
 use crate::thrift::Packer;
 
 /// What the caller has to do.
@@ -174,10 +175,19 @@ impl<C: LocalChannel> Peer<C> {
         self.link.version
     }
 
-    /// When a heartbeat went that the peer has confirmed, and since when it confirms them without a pause in which it
-    /// may have suspected this side.
-    pub fn confirmed(&self) -> Option<(Duration, Duration)> {
-        self.link.confirmed()
+    /// What heartbeats say of the peer from now on, to the peer.
+    pub fn set_opinion(&mut self, opinion: Opinion) {
+        self.link.opinion = opinion;
+    }
+
+    /// Of the heartbeats that the peer heard while it did not accuse this node.
+    pub fn confirmed(&self) -> Option<Steadily> {
+        self.link.confirmed()?.heard
+    }
+
+    /// Of those for which it vouched.
+    pub fn vouched(&self) -> Option<Steadily> {
+        self.link.confirmed()?.vouched
     }
 
     /// As heartbeats measured it last, while the link was idle.
