@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use end_to_end::dvs_binary;
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A server, and the address that it said.
@@ -132,6 +133,62 @@ fn image_is_a_disk_for_the_clients_of_others() {
     assert!(!changed.status.success(), "{changed:?}");
     assert_eq!(server.end(), Some(0));
     assert!(!Path::new(&socket).exists());
+}
+
+/// A directory as programs that speak NBD want it: an authority, and a certificate by it for each of these files.
+fn certificates(dir: &Path, names: &[&str]) {
+    let key = || KeyPair::generate().expect("a key");
+    let params = |subject: &str, hosts: &[&str]| {
+        let hosts: Vec<String> = hosts.iter().map(|&host| host.to_owned()).collect();
+        let mut params = CertificateParams::new(hosts).expect("names");
+        params.distinguished_name.push(DnType::CommonName, subject);
+        params
+    };
+    let (mut authority, ca_key) = (params("authority", &[]), key());
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    authority.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    let text = authority.self_signed(&ca_key).expect("signed").pem();
+    let issuer = Issuer::new(authority, ca_key);
+    std::fs::create_dir(dir).expect("made");
+    let write = |name: String, text: String| std::fs::write(dir.join(name), text).expect("written");
+    write("ca-cert.pem".to_owned(), text);
+    for name in names {
+        let key = key();
+        let signed = params(name, &["127.0.0.1", "localhost"]).signed_by(&key, &issuer).expect("signed");
+        write(format!("{name}-cert.pem"), signed.pem());
+        write(format!("{name}-key.pem"), key.serialize_pem());
+    }
+}
+
+#[test]
+fn who_has_a_certificate_of_the_authority_is_served_encrypted_and_nobody_else_is() {
+    if !has("nbdinfo", "libnbd-bin") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name).to_str().expect("text").to_owned();
+    certificates(Path::new(&path("known")), &["server", "client"]);
+    certificates(Path::new(&path("other")), &["server", "client"]);
+    let known = path("known");
+    let options = ["--size", "64M", "--listen", "127.0.0.1:0", "--tls-certificates", &known];
+    let server = Alone::disk(Path::new(&path("image")), &options);
+    let sealed = |certificates: &str| format!("{}?tls-certificates={}", server.uri, path(certificates));
+    assert!(server.uri.starts_with("nbds://127.0.0.1:"), "{}", server.uri);
+    let told = ok("nbdinfo", &[&sealed("known")]);
+    assert!(told.contains("using TLS") || told.contains("TLS"), "{told}");
+    ok("sh", &["-c", &format!("head -c 40000000 /dev/urandom > {}", path("random"))]);
+    ok("nbdcopy", &["--connections=4", &path("random"), &sealed("known")]);
+    ok("nbdcopy", &["--connections=4", &sealed("known"), &path("back")]);
+    ok("cmp", &["-n", "40000000", &path("random"), &path("back")]);
+    ok("cmp", &["-n", "40000000", &path("random"), &path("image")]);
+    // Another authority's, none at all, and no encryption.
+    for stranger in [sealed("other"), server.uri.clone(), server.uri.replacen("nbds:", "nbd:", 1)] {
+        let refused = run("nbdinfo", &["--size", &stranger]);
+        assert!(!refused.status.success(), "{stranger}: {refused:?}");
+    }
+    let said = refused(&[&path("image"), "--tls-certificates", &path("nowhere")]);
+    assert!(said.contains("ca-cert.pem") && said.contains("nbdkit"), "{said}");
+    assert_eq!(server.end(), Some(0));
 }
 
 #[test]

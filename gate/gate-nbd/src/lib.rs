@@ -1,6 +1,6 @@
 //! A disk for whoever speaks NBD, the protocol of network block devices
 //! (<https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>): fixed newstyle negotiation, structured
-//! replies, block status.
+//! replies, block status, TLS.
 //!
 //! | module | is |
 //! |---|---|
@@ -8,6 +8,7 @@
 //! | `negotiation` | pure: options, until a client has chosen the export |
 //! | `store` | what is exported, in whole blocks |
 //! | `bytes` | any range of it |
+//! | `tls` | encryption, for who asks for it |
 //! | `server` | connections and their threads |
 //!
 //! All connections are to one store, and a flush of one covers what all have been told is written: clients may use
@@ -20,7 +21,9 @@ mod bytes;
 mod negotiation;
 mod server;
 mod store;
+mod tls;
 mod wire;
 
 pub use server::{Exporter, NbdListener};
 pub use store::{BlockStore, STORE_BLOCK_BYTES};
+pub use tls::{TlsError, TlsSettings};

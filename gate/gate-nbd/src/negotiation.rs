@@ -36,15 +36,26 @@ impl Export {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NextStep {
     Option,
+    /// Encryption, once the replies went; then everything from the beginning.
+    StartTls,
     Transmission,
     /// The connection ends, once the replies went.
     End,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Security {
+    Plain,
+    /// Nothing is told before the connection is encrypted.
+    Demanded,
+    Sealed,
 }
 
 /// One client's.
 #[derive(Debug)]
 pub struct Negotiation<'a> {
     export: &'a Export,
+    security: Security,
     has_padding: bool,
     /// Reads are answered in chunks.
     pub is_structured: bool,
@@ -54,9 +65,9 @@ pub struct Negotiation<'a> {
 
 impl<'a> Negotiation<'a> {
     /// `flags`: the client's answer to the greeting.
-    pub fn new(export: &'a Export, flags: u32) -> Negotiation<'a> {
+    pub fn new(export: &'a Export, flags: u32, security: Security) -> Negotiation<'a> {
         let has_padding = flags & u32::from(NO_ZEROES) == 0;
-        Negotiation { export, has_padding, is_structured: false, tells_allocation: false }
+        Negotiation { export, security, has_padding, is_structured: false, tells_allocation: false }
     }
 
     /// The next option, with its data; `None`: there was more than [`OPTION_BYTES_MAX`].
@@ -66,6 +77,27 @@ impl<'a> Negotiation<'a> {
             return NextStep::Option;
         };
         let mut say = |kind: u32, data: &[u8]| put_option_reply(replies, number, kind, data);
+        match (number, self.security) {
+            (option::STARTTLS, _) if !data.is_empty() => {
+                say(reply::ERR_INVALID, b"this option has no data");
+                return NextStep::Option;
+            }
+            (option::STARTTLS, Security::Demanded) => {
+                say(reply::ACK, b"");
+                return NextStep::StartTls;
+            }
+            (option::STARTTLS, Security::Sealed) => {
+                say(reply::ERR_INVALID, b"it is encrypted already");
+                return NextStep::Option;
+            }
+            // It can be told no reason.
+            (option::EXPORT_NAME, Security::Demanded) => return NextStep::End,
+            (option::ABORT, _) | (_, Security::Plain | Security::Sealed) => {}
+            (_, Security::Demanded) => {
+                say(reply::ERR_TLS_REQD, b"clients of this server encrypt what they say (STARTTLS)");
+                return NextStep::Option;
+            }
+        }
         match number {
             option::EXPORT_NAME => {
                 if !std::str::from_utf8(data).is_ok_and(|name| self.export.is_called(name)) {
@@ -209,7 +241,7 @@ mod tests {
     #[test]
     fn client_learns_of_the_export_and_goes() {
         let export = export();
-        let mut negotiation = Negotiation::new(&export, 3);
+        let mut negotiation = Negotiation::new(&export, 3, Security::Plain);
         let mut said = Vec::new();
         let asked = named("disk", &[0, 2, 0, 3, 0, 1]);
         assert_eq!(negotiation.hear(option::INFO, Some(&asked), &mut said), NextStep::Option);
@@ -231,11 +263,35 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_told_before_the_connection_is_encrypted_where_it_must_be() {
+        let export = export();
+        let mut negotiation = Negotiation::new(&export, 3, Security::Demanded);
+        let mut hear = |number: u32, data: &[u8]| {
+            let mut said = Vec::new();
+            let next = negotiation.hear(number, Some(data), &mut said);
+            (replies(&said).first().map(|one| one.0), next)
+        };
+        for number in [option::LIST, option::INFO, option::GO, option::STRUCTURED_REPLY, 99] {
+            assert_eq!(hear(number, b""), (Some(reply::ERR_TLS_REQD), NextStep::Option), "{number}");
+        }
+        assert_eq!(hear(option::EXPORT_NAME, b"disk"), (None, NextStep::End));
+        assert_eq!(hear(option::STARTTLS, b"x"), (Some(reply::ERR_INVALID), NextStep::Option));
+        assert_eq!(hear(option::STARTTLS, b""), (Some(reply::ACK), NextStep::StartTls));
+        assert_eq!(hear(option::ABORT, b""), (Some(reply::ACK), NextStep::End));
+        let mut said = Vec::new();
+        for (security, kind) in [(Security::Plain, reply::ERR_UNSUP), (Security::Sealed, reply::ERR_INVALID)] {
+            said.clear();
+            Negotiation::new(&export, 3, security).hear(option::STARTTLS, Some(b""), &mut said);
+            assert_eq!(replies(&said)[0].0, kind);
+        }
+    }
+
+    #[test]
     fn old_clients_have_the_export_with_what_follows_it() {
         let export = export();
         for (flags, bytes) in [(1, 10 + 124), (3, 10)] {
             let mut said = Vec::new();
-            let mut negotiation = Negotiation::new(&export, flags);
+            let mut negotiation = Negotiation::new(&export, flags, Security::Plain);
             assert_eq!(negotiation.hear(option::EXPORT_NAME, Some(b"disk"), &mut said), NextStep::Transmission);
             assert_eq!(said.len(), bytes);
         }
@@ -244,7 +300,7 @@ mod tests {
     #[test]
     fn allocation_is_told_to_who_asked_for_it_and_for_structured_replies() {
         let export = export();
-        let mut negotiation = Negotiation::new(&export, 3);
+        let mut negotiation = Negotiation::new(&export, 3, Security::Plain);
         let query = |text: &str| named("disk", &[&1_u32.to_be_bytes()[..], &named(text, b"")].concat());
         let mut hear = |number: u32, data: &[u8]| {
             let mut said = Vec::new();
@@ -265,7 +321,8 @@ mod tests {
         #[test]
         fn whatever_a_client_says_is_answered(options in prop::collection::vec((0..14_u32, prop::collection::vec(any::<u8>(), 0..60)), 0..8)) {
             let export = export();
-            let mut negotiation = Negotiation::new(&export, 1);
+            let security = [Security::Plain, Security::Demanded, Security::Sealed][options.len() % 3];
+            let mut negotiation = Negotiation::new(&export, 1, security);
             for (number, data) in options {
                 let mut said = Vec::new();
                 let next = negotiation.hear(number, Some(&data), &mut said);

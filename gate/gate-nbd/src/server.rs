@@ -20,8 +20,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use crate::bytes::{Bytes, Holes};
-use crate::negotiation::{Export, Negotiation, NextStep, OPTION_BYTES_MAX};
+use crate::negotiation::{Export, Negotiation, NextStep, OPTION_BYTES_MAX, Security};
 use crate::store::BlockStore;
+use crate::tls::{self, TlsReader, TlsSettings, TlsWriter};
 use crate::wire::{
     self, ALLOCATION_ID, Command, FIXED_NEWSTYLE, GREETING, NO_ZEROES, OPTION_MAGIC, REQUEST_BYTES, Reader, STATE_HOLE,
     STATE_ZERO, TRANSFER_BYTES_MAX, TransmissionRequest, chunk, flag,
@@ -63,14 +64,15 @@ impl NbdListener {
         Ok(NbdListener::Unix(UnixListener::bind(path)?, path.to_owned()))
     }
 
-    /// As clients are told it.
+    /// As clients are told it; `is_sealed`: they encrypt.
     ///
     /// # Errors
     /// The kernel does not say where it listens.
-    pub fn uri(&self, export: &str) -> io::Result<String> {
+    pub fn uri(&self, export: &str, is_sealed: bool) -> io::Result<String> {
+        let scheme = if is_sealed { "nbds" } else { "nbd" };
         Ok(match self {
-            NbdListener::Tcp(listener) => format!("nbd://{}/{export}", listener.local_addr()?),
-            NbdListener::Unix(_, path) => format!("nbd+unix:///{export}?socket={}", path.display()),
+            NbdListener::Tcp(listener) => format!("{scheme}://{}/{export}", listener.local_addr()?),
+            NbdListener::Unix(_, path) => format!("{scheme}+unix:///{export}?socket={}", path.display()),
         })
     }
 
@@ -107,13 +109,13 @@ impl Drop for NbdListener {
 }
 
 /// One client's connection.
-enum NbdStream {
+pub(crate) enum NbdStream {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
 impl NbdStream {
-    fn try_clone(&self) -> io::Result<NbdStream> {
+    pub(crate) fn try_clone(&self) -> io::Result<NbdStream> {
         Ok(match self {
             NbdStream::Tcp(stream) => NbdStream::Tcp(stream.try_clone()?),
             NbdStream::Unix(stream) => NbdStream::Unix(stream.try_clone()?),
@@ -158,9 +160,53 @@ impl Write for NbdStream {
     }
 }
 
+/// What a client says.
+enum Input {
+    Plain(NbdStream),
+    Sealed(TlsReader),
+}
+
+impl Read for Input {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Input::Plain(stream) => stream.read(into),
+            Input::Sealed(reader) => reader.read(into),
+        }
+    }
+}
+
+/// What it is told.
+enum Output {
+    Plain(NbdStream),
+    Sealed(TlsWriter),
+}
+
+impl Output {
+    fn with_socket<T>(&self, use_it: impl FnOnce(&NbdStream) -> T) -> T {
+        match self {
+            Output::Plain(stream) => use_it(stream),
+            Output::Sealed(writer) => writer.with_socket(use_it),
+        }
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        match self {
+            Output::Plain(stream) => stream.write(from),
+            Output::Sealed(writer) => writer.write(from),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// One export, and those who are connected to it.
 pub struct Exporter {
     export: Export,
+    tls: Option<TlsSettings>,
     bytes: Bytes,
     clients: Mutex<BTreeMap<u64, NbdStream>>,
     is_empty: Condvar,
@@ -176,7 +222,12 @@ impl Exporter {
             is_read_only: store.is_read_only(),
         };
         let (bytes, clients) = (Bytes::new(store), Mutex::default());
-        Exporter { export, bytes, clients, is_empty: Condvar::new(), last: AtomicU64::new(0) }
+        Exporter { export, tls: None, bytes, clients, is_empty: Condvar::new(), last: AtomicU64::new(0) }
+    }
+
+    /// Only who encrypts is told anything, and only whom these settings let in.
+    pub fn demand_tls(&mut self, settings: TlsSettings) {
+        self.tls = Some(settings);
     }
 
     /// Until `stop` is readable; what is under way then is answered, and flushed.
@@ -254,14 +305,12 @@ impl Exporter {
     }
 
     fn converse(&self, stream: NbdStream) -> io::Result<()> {
-        let mut input = BufReader::with_capacity(INPUT_BYTES, stream.try_clone()?);
-        let mut output = stream;
-        output.limit(Some(NEGOTIATION_LIMIT))?;
-        let Some(agreed) = self.negotiate(&mut input, &mut output)? else { return Ok(()) };
-        output.limit(None)?;
+        stream.limit(Some(NEGOTIATION_LIMIT))?;
+        let Some(Agreed { form, mut input, output }) = self.negotiate(stream)? else { return Ok(()) };
+        output.with_socket(|socket| socket.limit(None))?;
         let line = Line {
             exporter: self,
-            agreed,
+            agreed: form,
             writer: Mutex::new(output),
             queue: Mutex::default(),
             more: Condvar::new(),
@@ -276,19 +325,22 @@ impl Exporter {
     }
 
     /// `None`: the client wants no export.
-    fn negotiate(&self, input: &mut impl Read, output: &mut impl Write) -> io::Result<Option<Agreed>> {
+    fn negotiate(&self, stream: NbdStream) -> io::Result<Option<Agreed>> {
+        let mut input = BufReader::with_capacity(INPUT_BYTES, Input::Plain(stream.try_clone()?));
+        let mut output = Output::Plain(stream);
         output.write_all(&[&GREETING[..], &(FIXED_NEWSTYLE | NO_ZEROES).to_be_bytes()].concat())?;
         let until = Instant::now() + NEGOTIATION_LIMIT;
-        let flags = u32::from_be_bytes(read_array(input)?);
+        let flags = u32::from_be_bytes(read_array(&mut input)?);
         if flags & !u32::from(FIXED_NEWSTYLE | NO_ZEROES) != 0 {
             return Err(strange("flags that the server did not offer"));
         }
-        let mut negotiation = Negotiation::new(&self.export, flags);
+        let security = if self.tls.is_some() { Security::Demanded } else { Security::Plain };
+        let mut negotiation = Negotiation::new(&self.export, flags, security);
         for _ in 0..OPTIONS_MAX {
             if Instant::now() > until {
                 break;
             }
-            let head: [u8; 16] = read_array(input)?;
+            let head: [u8; 16] = read_array(&mut input)?;
             let mut head = Reader(&head);
             let (Some(OPTION_MAGIC), Some(number), Some(bytes)) = (head.u64(), head.u32(), head.u32()) else {
                 return Err(strange("no option where one is due"));
@@ -307,10 +359,23 @@ impl Exporter {
             let next = negotiation.hear(number, data.as_deref(), &mut replies);
             output.write_all(&replies)?;
             let Negotiation { is_structured, tells_allocation, .. } = negotiation;
-            match next {
-                NextStep::Option => {}
-                NextStep::End => return Ok(None),
-                NextStep::Transmission => return Ok(Some(Agreed { is_structured, tells_allocation })),
+            match (next, &self.tls) {
+                (NextStep::Option, _) => {}
+                (NextStep::StartTls, Some(settings)) => {
+                    let Output::Plain(stream) = output else { return Err(strange("encryption inside of encryption")) };
+                    // Somebody on the way could have put it there, to be taken for what the client says encrypted.
+                    if !input.buffer().is_empty() {
+                        return Err(strange("something behind STARTTLS that is not encrypted"));
+                    }
+                    let (reader, writer) = tls::seal(settings, stream)?;
+                    input = BufReader::with_capacity(INPUT_BYTES, Input::Sealed(reader));
+                    output = Output::Sealed(writer);
+                    negotiation = Negotiation::new(&self.export, flags, Security::Sealed);
+                }
+                (NextStep::End | NextStep::StartTls, _) => return Ok(None),
+                (NextStep::Transmission, _) => {
+                    return Ok(Some(Agreed { form: Form { is_structured, tells_allocation }, input, output }));
+                }
             }
         }
         Err(strange("it chose no export"))
@@ -327,8 +392,16 @@ fn read_array<const N: usize>(input: &mut impl Read) -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-#[derive(Clone, Copy, Debug)]
+/// Who has an export.
 struct Agreed {
+    form: Form,
+    input: BufReader<Input>,
+    output: Output,
+}
+
+/// Of answers.
+#[derive(Clone, Copy, Debug)]
+struct Form {
     is_structured: bool,
     tells_allocation: bool,
 }
@@ -336,8 +409,8 @@ struct Agreed {
 /// A client that has an export.
 struct Line<'a> {
     exporter: &'a Exporter,
-    agreed: Agreed,
-    writer: Mutex<NbdStream>,
+    agreed: Form,
+    writer: Mutex<Output>,
     queue: Mutex<Queue>,
     more: Condvar,
     room: Condvar,
@@ -373,7 +446,7 @@ impl<'a> Line<'a> {
     fn read_requests<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
-        input: &mut BufReader<NbdStream>,
+        input: &mut BufReader<Input>,
     ) -> io::Result<()> {
         loop {
             let head: [u8; REQUEST_BYTES] = match read_array(input) {
@@ -456,7 +529,7 @@ impl<'a> Line<'a> {
         let mut writer = self.writer.lock();
         if writer.write_all(&answer).is_err() {
             // Whoever reads learns it.
-            writer.shutdown(Shutdown::Both);
+            writer.with_socket(|socket| socket.shutdown(Shutdown::Both));
         }
     }
 

@@ -23,6 +23,7 @@ pub mod option {
     pub const EXPORT_NAME: u32 = 1;
     pub const ABORT: u32 = 2;
     pub const LIST: u32 = 3;
+    pub const STARTTLS: u32 = 5;
     pub const INFO: u32 = 6;
     pub const GO: u32 = 7;
     pub const STRUCTURED_REPLY: u32 = 8;
@@ -35,6 +36,7 @@ pub mod reply {
     pub const SERVER: u32 = 2;
     pub const INFO: u32 = 3;
     pub const META_CONTEXT: u32 = 4;
+    pub const ERR_TLS_REQD: u32 = 1 << 31 | 5;
     pub const ERR_UNSUP: u32 = 1 << 31 | 1;
     pub const ERR_INVALID: u32 = 1 << 31 | 3;
     pub const ERR_UNKNOWN: u32 = 1 << 31 | 6;

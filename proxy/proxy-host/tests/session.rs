@@ -85,7 +85,8 @@ fn plain_link_is_recognised_by_its_first_byte() {
     wire::Frame::ResyncEnd.encode(&mut hello);
     let sent = hello.clone();
     let accepting = thread::spawn(move || run(Session::accepting(None), accepted, &[], sent.len()).map(|(got, _)| got));
-    run(Session::Plain, dialled, &hello, 0).expect("sent");
+    // Whoever has heard all may close before this end looks again.
+    let _ = run(Session::Plain, dialled, &hello, 0);
     assert_eq!(accepting.join().expect("ended"), Ok(hello));
 }
 

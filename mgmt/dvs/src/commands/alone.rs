@@ -16,7 +16,7 @@ pub enum Command {
 #[command(after_help = "\
 Clients connect as to any NBD server; several may at a time, and what one was told is written, all see. The export is \
 called 'disk', and found without a name as well. What was flushed, or written with FUA, survives loss of power. Trimmed \
-and zeroed ranges take no space. There is no encryption: at an address that others reach, they read and write.
+and zeroed ranges take no space. Without --tls-certificates whoever reaches the address reads and writes.
 
 It needs no privileges but those that the file and the address need.
 
@@ -25,7 +25,8 @@ Examples:
   dvs alone disk backup.img --socket /run/backup.sock --read-only
   nbdinfo nbd://127.0.0.1:10809
   qemu-img convert disk.qcow2 -n -O raw nbd://127.0.0.1:10809
-  nbdcopy nbd+unix:///?socket=/run/backup.sock copy.img")]
+  nbdcopy nbd+unix:///?socket=/run/backup.sock copy.img
+  nbdinfo 'nbds://server:10809/?tls-certificates=/etc/pki/nbd'")]
 pub struct DiskOptions {
     /// A file, or a block device. Its size is a multiple of 4,096.
     pub image: std::path::PathBuf,
@@ -38,6 +39,10 @@ pub struct DiskOptions {
     /// Listen at this Unix socket instead, which is made and removed.
     #[arg(long, value_name = "PATH", conflicts_with = "listen")]
     pub socket: Option<std::path::PathBuf>,
+    /// Encrypt, and let in only clients with a certificate that ca-cert.pem of this directory signed; server-cert.pem
+    /// and server-key.pem there are the server's.
+    #[arg(long, value_name = "DIR")]
+    pub tls_certificates: Option<std::path::PathBuf>,
     /// Nothing can be changed. Several servers may read one image.
     #[arg(long)]
     pub read_only: bool,
@@ -61,7 +66,7 @@ mod served {
     use std::sync::Arc;
 
     use disk_core::{Access, Durability, Image, ImageFile, Need, ReadInto, Volume, WriteFrom};
-    use gate_nbd::{BlockStore, Exporter, NbdListener};
+    use gate_nbd::{BlockStore, Exporter, NbdListener, TlsSettings};
     use rustix::fs::FlockOperation;
     use rustix::io::Errno;
     use serde::Serialize;
@@ -160,12 +165,26 @@ mod served {
             };
             Failure::new(format!("nobody can connect at {place}")).because(&error).hint(hint)
         })?;
-        let uri = listener.uri("").map_err(|error| Failure::new("the address is not known").because(&error))?;
+        let tls = options.tls_certificates.as_deref().map(|dir| {
+            TlsSettings::load(dir).map_err(|error| {
+                let hint = "ca-cert.pem, server-cert.pem and server-key.pem there, as nbdkit and qemu-nbd have them";
+                Failure::new(format!("the certificates in '{}' are not usable", dir.display()))
+                    .because(&error)
+                    .hint(hint)
+            })
+        });
+        let tls = tls.transpose()?;
+        let uri = listener
+            .uri("", tls.is_some())
+            .map_err(|error| Failure::new("the address is not known").because(&error))?;
         let (bytes, read_only) = (store.bytes(), store.is_read_only());
         let served = Served { uri, image: image.to_string(), bytes, read_only };
         print(|out| output::one(out, global.output, &served, view))?;
-        let exporter = Arc::new(Exporter::new(EXPORT, &served.image, Box::new(store)));
-        let done = exporter.run(&listener, stop.as_fd());
+        let mut exporter = Exporter::new(EXPORT, &served.image, Box::new(store));
+        if let Some(settings) = tls {
+            exporter.demand_tls(settings);
+        }
+        let done = Arc::new(exporter).run(&listener, stop.as_fd());
         done.map_err(|error| Failure::new(format!("what was written to '{image}' last may be lost")).because(&error))?;
         Ok(ExitCode::SUCCESS)
     }

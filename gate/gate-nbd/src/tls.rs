@@ -1,0 +1,178 @@
+//! Encryption of a connection, which a client asks for by `STARTTLS` before it says anything else.
+//!
+//! One thread reads and several write: the state of the encryption is shared, and nobody holds it while it waits for
+//! the client to say something.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustls::crypto::ring;
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::server::NbdStream;
+
+/// Files of the directory, as other programs that speak NBD call them.
+pub const AUTHORITY: &str = "ca-cert.pem";
+pub const CERTIFICATE: &str = "server-cert.pem";
+pub const KEY: &str = "server-key.pem";
+
+/// Of a socket, at a time.
+const SEALED_BYTES: usize = 64 << 10;
+
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("'{}' cannot be read", .0.display())]
+    Read(PathBuf, #[source] rustls_pki_types::pem::Error),
+    #[error("'{}' has no certificate of an authority", .0.display())]
+    NoAuthority(PathBuf),
+    #[error("the certificate and its key cannot be used")]
+    Unusable(#[source] rustls::Error),
+    #[error("clients cannot be told apart by '{AUTHORITY}'")]
+    Verifier(#[source] rustls::server::VerifierBuilderError),
+}
+
+/// What clients are shown, and whom of them is let in: those with a certificate that [`AUTHORITY`] signed.
+#[derive(Clone)]
+pub struct TlsSettings(pub(crate) Arc<ServerConfig>);
+
+impl fmt::Debug for TlsSettings {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("TlsSettings")
+    }
+}
+
+impl TlsSettings {
+    /// From a directory with [`AUTHORITY`], [`CERTIFICATE`] and [`KEY`], all PEM.
+    ///
+    /// # Errors
+    /// One of them is not there, or cannot be used with the others.
+    pub fn load(dir: &Path) -> Result<TlsSettings, TlsError> {
+        let read = |name: &str| {
+            let path = dir.join(name);
+            let certificates = CertificateDer::pem_file_iter(&path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+            certificates.map_err(|cause| TlsError::Read(path, cause))
+        };
+        let mut roots = RootCertStore::empty();
+        let (good, _) = roots.add_parsable_certificates(read(AUTHORITY)?);
+        if good == 0 {
+            return Err(TlsError::NoAuthority(dir.join(AUTHORITY)));
+        }
+        let chain = read(CERTIFICATE)?;
+        let path = dir.join(KEY);
+        let key = PrivateKeyDer::from_pem_file(&path).map_err(|cause| TlsError::Read(path, cause))?;
+        let provider = Arc::new(ring::default_provider());
+        let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+        let clients = clients.build().map_err(TlsError::Verifier)?;
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(TlsError::Unusable)?
+            .with_client_cert_verifier(clients)
+            .with_single_cert(chain, key)
+            .map_err(TlsError::Unusable)?;
+        Ok(TlsSettings(Arc::new(config)))
+    }
+}
+
+fn broken(error: rustls::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+struct Sealed {
+    state: ServerConnection,
+    socket: NbdStream,
+}
+
+impl Sealed {
+    /// What the state has to say goes to the client.
+    fn send(&mut self) -> io::Result<()> {
+        while self.state.wants_write() {
+            if self.state.write_tls(&mut self.socket)? == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The two ends of an encrypted connection.
+pub(crate) fn seal(settings: &TlsSettings, socket: NbdStream) -> io::Result<(TlsReader, TlsWriter)> {
+    let state = ServerConnection::new(Arc::clone(&settings.0)).map_err(broken)?;
+    let reading = socket.try_clone()?;
+    let sealed = Arc::new(Mutex::new(Sealed { state, socket }));
+    let bytes = vec![0; SEALED_BYTES].into_boxed_slice();
+    Ok((TlsReader { sealed: Arc::clone(&sealed), socket: reading, bytes, at: 0, end: 0 }, TlsWriter(sealed)))
+}
+
+pub(crate) struct TlsReader {
+    sealed: Arc<Mutex<Sealed>>,
+    socket: NbdStream,
+    /// What came and was not looked at: `at..end`.
+    bytes: Box<[u8]>,
+    at: usize,
+    end: usize,
+}
+
+impl Read for TlsReader {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if into.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            {
+                let mut sealed = self.sealed.lock();
+                match sealed.state.reader().read(into) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    read => return read,
+                }
+                if let Some(mut waiting) = self.bytes.get(self.at..self.end).filter(|waiting| !waiting.is_empty()) {
+                    self.at += sealed.state.read_tls(&mut waiting)?;
+                    let looked = sealed.state.process_new_packets();
+                    // Also what is wrong with it.
+                    sealed.send()?;
+                    looked.map_err(broken)?;
+                    continue;
+                }
+            }
+            (self.at, self.end) = (0, self.socket.read(&mut self.bytes)?);
+            if self.end == 0 {
+                return Ok(0);
+            }
+        }
+    }
+}
+
+pub(crate) struct TlsWriter(Arc<Mutex<Sealed>>);
+
+impl TlsWriter {
+    pub(crate) fn with_socket<T>(&self, use_it: impl FnOnce(&NbdStream) -> T) -> T {
+        use_it(&self.0.lock().socket)
+    }
+}
+
+impl Write for TlsWriter {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        let mut sealed = self.0.lock();
+        let taken = sealed.state.writer().write(from)?;
+        sealed.send()?;
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for TlsWriter {
+    fn drop(&mut self) {
+        // So that the client knows that nothing was cut off; it may be gone.
+        let mut sealed = self.0.lock();
+        sealed.state.send_close_notify();
+        let _ = sealed.send();
+    }
+}
