@@ -186,7 +186,7 @@ fn who_has_a_certificate_of_the_authority_is_served_encrypted_and_nobody_else_is
         let refused = run("nbdinfo", &["--size", &stranger]);
         assert!(!refused.status.success(), "{stranger}: {refused:?}");
     }
-    let said = refused(&[&path("image"), "--tls-certificates", &path("nowhere")]);
+    let said = refused(&[&path("another"), "--size", "1M", "--tls-certificates", &path("nowhere")]);
     assert!(said.contains("ca-cert.pem") && said.contains("nbdkit"), "{said}");
     assert_eq!(server.end(), Some(0));
 }
