@@ -92,9 +92,9 @@ impl Docket {
                 self.suspicions.entry(node.to_owned()).or_default().insert(accuser.to_owned(), (epoch, at));
             }
         } else if let Some((node, accuser)) = whose(key, SECONDS) {
-            if let Some(objection) = understood::<u64>(key, value) {
-                let objection = (objection > 0).then_some(Revision(objection));
-                self.seconds.entry(node.to_owned()).or_default().insert(accuser.to_owned(), Second { objection, at });
+            if let Some((objection, has_met)) = understood::<(u64, bool)>(key, value) {
+                let second = Second { objection: (objection > 0).then_some(Revision(objection)), has_met, at };
+                self.seconds.entry(node.to_owned()).or_default().insert(accuser.to_owned(), second);
             }
         } else if let Some(node) = key.strip_prefix(OBJECTIONS) {
             self.objections.insert(node.to_owned(), at);
@@ -349,9 +349,9 @@ fn carry_out(engine: &dyn Engine, context: &Context, decided: Instant, acts: &[A
                 tracing::info!(node, "nothing is heard of this node");
                 said.push(Op::put_leased(suspicion_key(node, own), encode(epoch), lease));
             }
-            (Act::Second { node, objection }, Some(lease)) => {
-                let objection = objection.map_or(0, |at| at.0);
-                said.push(Op::put_leased(second_key(node, own), encode(&objection), lease));
+            (Act::Second { node, objection, has_met }, Some(lease)) => {
+                let second = (objection.map_or(0, |at| at.0), has_met);
+                said.push(Op::put_leased(second_key(node, own), encode(&second), lease));
             }
             (Act::Withdraw { node }, _) => {
                 said.extend([Op::delete(suspicion_key(node, own)), Op::delete(second_key(node, own))]);

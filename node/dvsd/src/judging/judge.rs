@@ -50,6 +50,8 @@ pub struct Accusation {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Second {
     pub objection: Option<Revision>,
+    /// There was a link before.
+    pub has_met: bool,
     pub at: Revision,
 }
 
@@ -105,6 +107,7 @@ pub enum Act {
     Second {
         node: String,
         objection: Option<Revision>,
+        has_met: bool,
     },
     /// Something was heard of it again.
     Withdraw {
@@ -293,10 +296,15 @@ impl Judge {
         let lasts = now.saturating_duration_since(since);
         let seconds = |said: &Accusation| said.second.is_some_and(|second| second.objection == objection);
         if lasts >= SECOND_AFTER && !accusers.get(&self.own).is_some_and(seconds) {
-            return Some(Act::Second { node: node.to_owned(), objection });
+            let has_met = self.met.get(node).is_some_and(|met| *met == (epoch, Met::Yes));
+            return Some(Act::Second { node: node.to_owned(), objection, has_met });
         }
         accusers.retain(|_, said| seconds(said));
-        let is_over = lasts >= HEARING && known.are_most(accusers.len(), node);
+        // Of whom it never had a link with the node may not know, if that has heard nothing from the engine since: it
+        // goes by those whom it knows. When nobody at all hears it, nobody vouches for it.
+        let has_met = |said: &&Accusation| said.second.is_some_and(|second| second.has_met);
+        let are_all = accusers.len() == known.others(node).count();
+        let is_over = lasts >= HEARING && (are_all || known.are_most(accusers.values().filter(has_met).count(), node));
         is_over.then(|| Act::Sentence { node: node.to_owned(), epoch, objection, accusers })
     }
 }
@@ -428,10 +436,10 @@ mod tests {
                     let said = Accusation { epoch, at: Revision(self.revision), second: None };
                     self.engine.suspicions.entry(node).or_default().insert(by.to_owned(), said);
                 }
-                Act::Second { node, objection } => {
+                Act::Second { node, objection, has_met } => {
                     let said = self.engine.suspicions.get_mut(&node).and_then(|said| said.get_mut(by));
                     if let Some(said) = said {
-                        said.second = Some(Second { objection, at: Revision(self.revision) });
+                        said.second = Some(Second { objection, has_met, at: Revision(self.revision) });
                     }
                 }
                 Act::Withdraw { node } => drop(self.engine.suspicions.entry(node).or_default().remove(by)),
@@ -507,6 +515,26 @@ mod tests {
     }
 
     #[test]
+    fn who_never_had_a_link_with_a_node_counts_only_when_nobody_has_one() {
+        let mut world = World::new(&["n1", "n2", "n3"]);
+        world.away.insert("n3".to_owned());
+        world.engine.alive.remove("n3");
+        world.engine.epochs.insert("n4".to_owned(), 1);
+        world.engine.alive.insert("n4".to_owned());
+        let mut own = Known::default();
+        ["n1", "n2"].iter().for_each(|other| link(&mut own, other, LinkState::Up));
+        link(&mut own, "n3", LinkState::Down);
+        world.known.insert("n4".to_owned(), own);
+        world.judges.insert("n4".to_owned(), Judge::new("n4", 1));
+        world.cut("n2", "n3");
+        world.run(ABSENCE + MS(2000));
+        assert!(world.engine.suspicions["n3"].len() == 2 && world.sentenced.is_empty(), "n1 hears it");
+        world.cut("n1", "n3");
+        world.run(MS(600));
+        assert_eq!(world.fenced(), ["n3"]);
+    }
+
+    #[test]
     fn whoever_slept_judges_nobody_by_what_it_slept_through() {
         let mut judge = Judge::new("n1", 1);
         let mut seen = known(&["n1", "n2"]);
@@ -524,9 +552,9 @@ mod tests {
             (0..looks).map(|_| (now += MS(25), judge.look(seen, now)).1).collect::<Vec<_>>().concat()
         };
         assert_eq!(pass(8, &seen), []);
-        let second = Act::Second { node: "n2".to_owned(), objection: None };
+        let second = Act::Second { node: "n2".to_owned(), objection: None, has_met: true };
         assert_eq!(pass(1, &seen), [second]);
-        let said = Accusation { second: Some(Second { objection: None, at: Revision(2) }), ..said };
+        let said = Accusation { second: Some(Second { objection: None, has_met: true, at: Revision(2) }), ..said };
         seen.suspicions.insert("n2".to_owned(), BTreeMap::from([("n1".to_owned(), said)]));
         assert_eq!(pass(8, &seen), []);
         assert!(matches!(pass(1, &seen)[..], [Act::Sentence { .. }]));

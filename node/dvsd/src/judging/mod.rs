@@ -9,7 +9,7 @@
 //! | key | value | life |
 //! |---|---|---|
 //! | `/judging/suspicions/NODE/ACCUSER` | incarnation of NODE | with the accuser's lease, until it hears of NODE again |
-//! | `/judging/seconds/NODE/ACCUSER` | the objection with which the hearing began, or 0 | likewise: that he still hears nothing of it |
+//! | `/judging/seconds/NODE/ACCUSER` | the objection with which the hearing began, or 0; whether he ever had a link with it | likewise: that he still hears nothing of it |
 //! | `/judging/objections/NODE` | number | with NODE's lease, as long as anybody accuses it |
 //! | `/judging/verdicts/NODE` | [`Verdict`] | until NODE comes back in a later incarnation, or is taken out |
 

@@ -244,10 +244,10 @@ impl World {
                     .or_default()
                     .insert(name(of), Accusation { epoch, at, second: None });
             }
-            Act::Second { node, objection } => {
+            Act::Second { node, objection, has_met } => {
                 let said = self.engine.suspicions.get_mut(&node).and_then(|said| said.get_mut(&name(of)));
                 if let Some(said) = said {
-                    said.second = Some(Second { objection, at });
+                    said.second = Some(Second { objection, has_met, at });
                 }
             }
             Act::Withdraw { node } => _ = self.engine.suspicions.entry(node).or_default().remove(&name(of)),
