@@ -3,7 +3,6 @@
 //! One thread reads and several write: the state of the encryption is shared, and nobody holds it while it waits for
 //! the client to say something.
 
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,9 +17,9 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use crate::server::NbdStream;
 
 /// Files of the directory, as other programs that speak NBD call them.
-pub const AUTHORITY: &str = "ca-cert.pem";
-pub const CERTIFICATE: &str = "server-cert.pem";
-pub const KEY: &str = "server-key.pem";
+const AUTHORITY: &str = "ca-cert.pem";
+const CERTIFICATE: &str = "server-cert.pem";
+const KEY: &str = "server-key.pem";
 
 /// Of a socket, at a time.
 const SEALED_BYTES: usize = 64 << 10;
@@ -37,18 +36,11 @@ pub enum TlsError {
     Verifier(#[source] rustls::server::VerifierBuilderError),
 }
 
-/// What clients are shown, and whom of them is let in: those with a certificate that [`AUTHORITY`] signed.
-#[derive(Clone)]
-pub struct TlsSettings(pub(crate) Arc<ServerConfig>);
-
-impl fmt::Debug for TlsSettings {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("TlsSettings")
-    }
-}
+/// What clients are shown, and whom of them is let in: those with a certificate that the authority signed.
+pub struct TlsSettings(Arc<ServerConfig>);
 
 impl TlsSettings {
-    /// From a directory with [`AUTHORITY`], [`CERTIFICATE`] and [`KEY`], all PEM.
+    /// From a directory with `ca-cert.pem`, `server-cert.pem` and `server-key.pem`.
     ///
     /// # Errors
     /// One of them is not there, or cannot be used with the others.

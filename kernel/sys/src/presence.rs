@@ -11,8 +11,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 const SLOT_BYTES: usize = 32;
-/// A file of more slots than any node has pairs.
-const SLOTS: usize = 8;
+/// Pairs of proxies that a node may have.
+pub const SLOTS: usize = 8;
 
 /// What the proxy of one pair says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

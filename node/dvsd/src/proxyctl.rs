@@ -34,6 +34,8 @@ use crate::transports::{self, AllSockets, ListenError, Sockets};
 use crate::waiting;
 use conversation::{ASK_EVERY, ASK_OFTEN, Conversation, Topics};
 
+const _: () = assert!(PAIRS_MAX as usize <= sys::presence::SLOTS);
+
 const NAME: &str = "proxy";
 /// Host uid and gid of proxies: below those of containers' servers.
 const UID: u32 = crate::uids::PROXY;
@@ -445,7 +447,7 @@ impl ProxySupervisor {
                 pid_namespace: PidNamespace::Own,
                 group: None,
                 // Rises over restarts of the proxy and of the daemon.
-                epoch: (node.epoch << 20) | (restarts + 1),
+                epoch: (node.epoch << proxy_host::RESTART_BITS) | (restarts + 1),
                 restarts,
                 serving: None,
             })

@@ -108,7 +108,7 @@ impl Runs {
         let open = |watch: PresenceWatch| match PresencePage::open(&watch.path) {
             Ok(page) => Some((watch, page)),
             Err(error) => {
-                tracing::warn!(%error, "permits end with the daemon that extends them");
+                tracing::debug!(%error, "permits end with the daemon that extends them");
                 None
             }
         };

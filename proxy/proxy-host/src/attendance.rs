@@ -14,7 +14,7 @@ use crate::peers::{Entry, Table};
 
 /// So many restarts of a proxy, of which the lower bits of its epoch tell, the node's incarnation being in the upper
 /// ones.
-const RESTART_BITS: u32 = 20;
+pub const RESTART_BITS: u32 = 20;
 
 pub(crate) struct Attendance {
     /// Of the node.

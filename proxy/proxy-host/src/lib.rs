@@ -51,6 +51,7 @@ use std::process::ExitCode;
 use sys::harden::{Identity, give_up_privileges, restrict_system_calls};
 use sys::spawn::Spawn;
 
+pub use attendance::RESTART_BITS;
 pub use error::ProxyError;
 pub use proxy::{Proxy, Stopped};
 pub use proxy_link::presence;

@@ -418,7 +418,7 @@ fn sentence(
     }
     let done = engine.transact(&compares, &[Op::put(verdict_key(node), encode(&verdict))])?;
     if matches!(done, cluster::Outcome::Done(_)) {
-        tracing::warn!(node, epoch, ?accusers, "the node is lost: its incarnation is over");
+        tracing::warn!(node, epoch, accusers = ?verdict.accusers, "the node is lost: its incarnation is over");
     }
     Ok(())
 }
