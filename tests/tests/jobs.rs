@@ -18,6 +18,12 @@ fn said(cluster: &Cluster, script: &str) -> String {
     cluster.ok(&["run", "shop", "--node", "n1", "--", "bash", "-c", &format!("{script}\nexit 0")]).trim().to_owned()
 }
 
+/// Whether a process of the container does this itself: a deputy's arguments end with its job's.
+fn does(cluster: &Cluster, what: &str) -> bool {
+    let all = cluster.ok(&["ps", "shop"]);
+    all.lines().any(|line| line.ends_with(&format!(" {what}")) && !line.contains(" -- "))
+}
+
 /// Nothing of a job is left on a node.
 fn is_quiet(cluster: &Cluster, what: &str) {
     eventually("no process is left there", Duration::from_secs(5), || {
@@ -362,9 +368,7 @@ fn job_has_the_terminal_and_what_a_shell_does_with_it() {
     // Ctrl-C ends the program alone, Ctrl-D its input.
     shell.press("on n2 -- sleep 1003; echo was $?\n");
     shell.shows("was $?\r\n");
-    eventually("it runs", Duration::from_secs(5), || {
-        cluster.ok(&["ps", "shop"]).contains(" sleep 1003\n").then_some(())
-    });
+    eventually("it runs", Duration::from_secs(5), || does(&cluster, "sleep 1003").then_some(()));
     shell.press("\x03");
     shell.shows(PROMPT);
     assert_eq!(typed(&mut shell, "echo was $?"), "was 130");
@@ -414,9 +418,7 @@ fn job_has_the_terminal_and_what_a_shell_does_with_it() {
     });
     shell.press("sleep 1004\n");
     shell.shows("sleep 1004\r\n");
-    eventually("it runs", Duration::from_secs(5), || {
-        cluster.ok(&["ps", "shop"]).contains(" sleep 1004\n").then_some(())
-    });
+    eventually("it runs", Duration::from_secs(5), || does(&cluster, "sleep 1004").then_some(()));
     shell.press("\x1a");
     shell.shows("Stopped");
     shell.shows("far> ");
@@ -447,9 +449,7 @@ fn job_has_the_terminal_and_what_a_shell_does_with_it() {
     shell.shows(PROMPT);
     // The terminal goes away, and everything on it.
     shell.press("on n2 -- sleep 1005\n");
-    eventually("it runs", Duration::from_secs(5), || {
-        cluster.ok(&["ps", "shop"]).contains(" sleep 1005\n").then_some(())
-    });
+    eventually("it runs", Duration::from_secs(5), || does(&cluster, "sleep 1005").then_some(()));
     drop(shell);
     cluster.ok(&["run", "shop", "--node", "n1", "--", "pkill", "-HUP", "bash"]);
     is_quiet(&cluster, "sleep 1005");
@@ -487,8 +487,7 @@ fn deputies_end_with_the_lost_node_of_their_jobs() {
     let back = "on n1 -- sleep 1007";
     cluster.ok(&["run", "-d", "shop", "--node", "n3", "--", "bash", "-c", back]);
     eventually("both run", Duration::from_secs(10), || {
-        let all = cluster.ok(&["ps", "shop"]);
-        (all.contains(" sleep 1006\n") && all.contains(" sleep 1007\n")).then_some(())
+        ["sleep 1006", "sleep 1007"].iter().all(|what| does(&cluster, what)).then_some(())
     });
     cluster.ok(&["dev", "kill", "n3"]);
     let output = there.wait_with_output().expect("its end");
@@ -532,9 +531,8 @@ fn hundred_losses_of_nodes_leave_nothing_behind() {
         let stays = "echo $$ > /dc/pid; exec sleep 1008";
         cluster.ok(&["run", "-d", "shop", "--node", victim, "--", "bash", "-c", stays]);
         eventually("all run", Duration::from_secs(20), || {
-            let all = cluster.ok(&["ps", "shop"]);
-            let is_there = |what: &&str| all.contains(&format!(" {what}\n"));
-            ["sleep 1006", "sleep 1007", "sleep 1008"].iter().all(is_there).then_some(())
+            let all = ["sleep 1006", "sleep 1007", "sleep 1008"];
+            all.iter().all(|what| does(&cluster, what)).then_some(())
         });
         assert_eq!(said(&cluster, "kill -0 $(cat /dc/pid) && echo there"), "there", "loss {count}");
         cluster.ok(&["dev", "kill", victim]);

@@ -33,6 +33,10 @@ pub struct Flight {
     pub is_left: bool,
     /// When the gate answers the kernel by itself, without waiting for the server any longer.
     pub leave_at: Option<Instant>,
+    /// The thread that waits for the answer, in the numbers of whoever mounted the tree; 0: none that is known.
+    pub thread: u32,
+    /// It runs no code of its program any more.
+    pub is_dying: bool,
 }
 
 impl Flight {
@@ -54,6 +58,8 @@ impl Flight {
             since: Instant::now(),
             is_left: false,
             leave_at: None,
+            thread: 0,
+            is_dying: false,
         }
     }
 }
@@ -130,13 +136,39 @@ impl Flights {
         self.leaving.first().map(|(at, _)| *at)
     }
 
-    /// Leaves the next flight whose last moment has come: number of the request, and what would have become of it.
-    pub fn leave_next(&mut self, now: Instant) -> Option<(u64, Then)> {
+    /// The next flight whose last moment has come.
+    pub fn due(&self, now: Instant) -> Option<(Token, &Flight)> {
         let (_, token) = *self.leaving.first().filter(|(at, _)| *at <= now)?;
-        self.leaving.pop_first();
+        Some((token, self.by_token.get(&token)?))
+    }
+
+    /// Gives a flight that has a last moment another one.
+    pub fn leave_rather_at(&mut self, token: Token, at: Instant) {
+        let Some(flight) = self.by_token.get_mut(&token) else { return };
+        if let Some(earlier) = flight.leave_at.replace(at) {
+            self.leaving.remove(&(earlier, token));
+            self.leaving.insert((at, token));
+        } else {
+            flight.leave_at = None;
+        }
+    }
+
+    /// Who waits for the answer to this request runs no code of its program any more.
+    pub fn dies(&mut self, key: u64) {
+        let Some(token) = self.by_key.get(&key).copied() else { return };
+        if let Some(flight) = self.by_token.get_mut(&token) {
+            flight.is_dying = true;
+        }
+        self.leave_rather_at(token, Instant::now());
+    }
+
+    /// Leaves a flight: number of the request, and what would have become of it.
+    pub fn leave(&mut self, token: Token) -> Option<(u64, Then)> {
         let flight = self.by_token.get_mut(&token)?;
+        if let Some(at) = flight.leave_at.take() {
+            self.leaving.remove(&(at, token));
+        }
         flight.is_left = true;
-        flight.leave_at = None;
         let left = (flight.unique, flight.then);
         // With the answer the kernel lets go of the pages.
         let (ino, was_locked) = (flight.ino, flight.locked.take().is_some());

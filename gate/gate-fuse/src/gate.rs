@@ -155,6 +155,7 @@ pub struct Gate<B: Backend> {
     /// When the loop last turned.
     turned: Instant,
     leftovers: interrupt::Leftovers,
+    deaths: interrupt::Deaths,
     end: Option<End>,
     counters: Counters,
 }
@@ -191,9 +192,16 @@ impl<B: Backend> Gate<B> {
             looks: Looks::default(),
             turned: Instant::now(),
             leftovers: interrupt::Leftovers::default(),
+            deaths: interrupt::Deaths::default(),
             end: None,
             counters: Counters::default(),
         })
+    }
+
+    /// With somebody who says over this socket who is about to die ([`sys::dying`]).
+    pub fn told_of_deaths_by(mut self, socket: OwnedFd) -> Gate<B> {
+        self.deaths = interrupt::Deaths::told_by(socket);
+        self
     }
 
     pub fn counters(&self) -> Counters {
@@ -535,6 +543,7 @@ impl<B: Backend> Gate<B> {
             locked,
             request: (plan.then == Then::Next).then(|| bytes.to_vec()),
             names: names_of(request),
+            thread: request.header.pid,
             ..Flight::new(unique, key, ino, plan.then)
         };
         let since = flight.since;
@@ -985,17 +994,22 @@ impl<B: Backend> Gate<B> {
         let reads = self.may_read();
         let timeout = self.timeout();
         let fuse_flags = if reads { PollFlags::IN } else { PollFlags::empty() };
+        let deaths = self.deaths.fd().map_or_else(
+            || PollFd::new(&self.fuse, PollFlags::empty()),
+            |socket| PollFd::from_borrowed_fd(socket, PollFlags::IN),
+        );
         let mut fds = [
             PollFd::new(&stop, PollFlags::IN),
             PollFd::from_borrowed_fd(self.backend.fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.notifier.fd(), PollFlags::IN),
             PollFd::new(&self.fuse, fuse_flags),
+            deaths,
         ];
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(GateError::Wait(errno)),
         }
-        let [is_stopped, _, has_news, fuse] = fds.map(|fd| fd.revents());
+        let [is_stopped, _, has_news, fuse, of_deaths] = fds.map(|fd| fd.revents());
         if !is_stopped.is_empty() {
             self.end = Some(End::Stopped);
         }
@@ -1004,6 +1018,9 @@ impl<B: Backend> Gate<B> {
         }
         if !has_news.is_empty() {
             self.notifier.quiet();
+        }
+        if !of_deaths.is_empty() {
+            self.hear_deaths();
         }
         self.backend.awake();
         Ok(())

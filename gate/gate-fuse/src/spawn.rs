@@ -1,6 +1,7 @@
 //! How a gate process begins: `dvs gate fuse`, started by the node daemon.
 //!
-//! Descriptors: `fuse` (a mounted connection), `state` (a memfd of this mount, empty the first time). Options: `fs`
+//! Descriptors: `fuse` (a mounted connection), `state` (a memfd of this mount, empty the first time), `deaths` (over
+//! which the keeper says who is about to die; an earlier release's gives none). Options: `fs`
 //! (endpoint of the fs server, default [`Endpoint::FS`]), `disk` (endpoint of its disk; without it every read goes
 //! through the fs server), `fs_epoch` and `disk_epoch` (of their placements), `entries` and `arena_bytes` of the ring
 //! to the fs server.
@@ -53,6 +54,7 @@ fn run() -> Result<(), Box<dyn Error + Send + Sync>> {
     let size = size_option(&spawn)?;
     let fuse = spawn.take_fd("fuse").ok_or(SpawnError::Missing("fuse"))?;
     let state = spawn.take_fd("state").ok_or(SpawnError::Missing("state"))?;
+    let deaths = spawn.take_fd("deaths");
     let broker = spawn.take_broker()?;
 
     let stop = sys::signals::open(&[libc::SIGTERM, libc::SIGINT])?;
@@ -65,6 +67,9 @@ fn run() -> Result<(), Box<dyn Error + Send + Sync>> {
         backend = backend.reading_from(Box::new(disk), DISK_SIZE, disk_epochs)?;
     }
     let mut gate = Gate::new(fuse, state, backend)?;
+    if let Some(deaths) = deaths {
+        gate = gate.told_of_deaths_by(deaths);
+    }
     restrict_system_calls(SYSTEM_CALLS)?;
     tracing::info!(dc = spawn.dc, dc_name = spawn.dc_name, %endpoint, %server, "serving");
     // Not the first thread: with the end of this one the daemon starts the next gate (`ChildRecord::serving`).

@@ -274,6 +274,42 @@ fn program_that_catches_signals_does_not_notice_a_short_absence() {
 }
 
 #[test]
+fn program_that_catches_signals_waits_as_long_as_its_server_is_away_and_can_be_killed_at_any_time() {
+    in_private_mounts(|| {
+        let world = World::new();
+        let mounted = world.mount("m");
+        // Whatever interrupts the call, Python makes it again.
+        let start = |name: &str| {
+            let set_up = format!(
+                "signal.signal(signal.SIGUSR1, lambda *_: None); \
+                 f = os.open('{name}', os.O_CREAT | os.O_APPEND | os.O_WRONLY)"
+            );
+            Waiting::start(&mounted.path, &set_up, "os.write(f, b'once\\n')")
+        };
+        let [mut waits, mut killed] = ["waits", "killed"].map(start);
+        world.server.go_away();
+        [&mut waits, &mut killed].into_iter().for_each(Waiting::go);
+        let writes = || world.server.unanswered().iter().filter(|op| **op == vos_api::fs::WRITE).count();
+        until("they wait", || writes() == 2);
+        for child in [&waits, &killed] {
+            let pid = rustix::process::Pid::from_child(&child.process);
+            rustix::process::kill_process(pid, rustix::process::Signal::USR1).expect("a signal");
+        }
+        std::thread::sleep(std::time::Duration::from_secs(8));
+        assert!(waits.process.try_wait().expect("a child").is_none());
+        let begun = std::time::Instant::now();
+        killed.process.kill().expect("a signal");
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&killed.process.wait().expect("it ends")), Some(9));
+        assert!(begun.elapsed() < std::time::Duration::from_secs(3), "{:?}", begun.elapsed());
+        world.server.come_back();
+        assert_eq!(waits.process.wait().expect("it ends").code(), Some(0));
+        for name in ["waits", "killed"] {
+            until("it is written once", || fs::read(mounted.path.join(name)).is_ok_and(|content| content == b"once\n"));
+        }
+    });
+}
+
+#[test]
 fn gate_that_stood_still_longer_than_it_waits_for_a_server_gives_nothing_up() {
     in_private_mounts(|| {
         let world = World::new();

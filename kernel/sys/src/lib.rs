@@ -7,6 +7,7 @@
 pub mod by_number;
 pub mod child;
 pub mod clock;
+pub mod dying;
 pub mod eventfd;
 pub mod futex;
 pub mod harden;

@@ -64,6 +64,16 @@ impl ProcessLink {
     }
 }
 
+/// Whether SIGKILL is pending for a thread, of whose `status` this is the text: whatever ended its process, it is
+/// killed by this.
+pub fn is_killed(status: &str) -> bool {
+    status.lines().any(|line| {
+        let pending = line.strip_prefix("ShdPnd:").or(line.strip_prefix("SigPnd:"));
+        let pending = pending.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+        pending.is_some_and(|signals| signals & 1 << (libc::SIGKILL - 1) != 0)
+    })
+}
+
 impl Inside {
     pub const BYTES: usize = 8;
 

@@ -87,6 +87,8 @@ pub enum Source {
     Store,
     /// What the keeper holds under this name.
     Keeper(&'static str),
+    /// Likewise, but an earlier release's holds no such thing.
+    KeeperIfAny(&'static str),
     /// Eight bytes that say which nodes are lost, as of now.
     LostSeats,
     /// A socket to this node's daemon, whoever that is (`desks`).
@@ -118,7 +120,7 @@ impl CallGatePart {
 }
 
 /// Names of descriptors that the keeper holds for the gate.
-const FUSE: &str = "fuse";
+const FUSE: &str = keeper::FUSE_KEY;
 pub const GATE_STATE: &str = "gate-state";
 
 /// The call gate.
@@ -205,7 +207,11 @@ pub static KINDS: &[Kind] = &[
             ("disk_epoch", Setting::EpochOf("disk")),
             ("node_index", Setting::NodeIndex),
         ],
-        descriptors: &[("fuse", Source::Keeper(FUSE)), ("state", Source::Keeper(GATE_STATE))],
+        descriptors: &[
+            ("fuse", Source::Keeper(FUSE)),
+            ("state", Source::Keeper(GATE_STATE)),
+            ("deaths", Source::KeeperIfAny(keeper::DEATHS_KEY)),
+        ],
         serving: Some("serve"),
         pid_namespace: PidNamespace::Own,
     },

@@ -240,11 +240,14 @@ impl Supervised {
         }
     }
 
-    /// What runs is to be replaced.
+    /// What runs, or is about to, is to be replaced.
     pub fn make_stale(&mut self) {
-        if let Life::Running { fitness, .. } = &mut self.life {
-            *fitness = Fitness::Stale;
-        }
+        self.life = match std::mem::replace(&mut self.life, Life::Absent) {
+            Life::Starting { child, since, .. } | Life::Running { child, since, .. } => {
+                Life::Running { child, since, fitness: Fitness::Stale }
+            }
+            life @ (Life::Absent | Life::Resting { .. }) => life,
+        };
     }
 
     /// SIGTERM, after `grace` SIGKILL. Blocks for at most a little more than `grace`.

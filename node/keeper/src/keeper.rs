@@ -156,6 +156,8 @@ pub struct Keeper {
     pub memory: MemoryDoor,
     pub placeholders: Placeholders,
     pub looks: LookDoor,
+    /// To the file gate.
+    pub deaths: Option<Watched>,
     helpers: BTreeMap<u32, Helper>,
     /// Who waits for a helper to end, to get one of its own; at most as many as there are connections.
     list_askers: VecDeque<u32>,
@@ -246,6 +248,7 @@ impl Keeper {
             memory: MemoryDoor::default(),
             placeholders: Placeholders::default(),
             looks: LookDoor::default(),
+            deaths: None,
             helpers: BTreeMap::new(),
             list_askers: VecDeque::new(),
             stored: BTreeMap::new(),
@@ -320,6 +323,7 @@ impl Keeper {
             Source::Looks => self.hear_looks(),
             Source::Looker(id) => self.bury_looker(id),
             Source::Placeholder(process) => self.bury_placeholder(process),
+            Source::Deaths => self.hear_deaths(),
             Source::Output(id, _) | Source::Input(id) => self.with_program(id, Program::pump),
             Source::Client(id, number) => {
                 let hung_up = if event.hung_up { HungUp::Yes } else { HungUp::No };
@@ -817,6 +821,7 @@ impl Keeper {
         let (fd, connection) = self.with_mount(|namespaces| fuse.mount(before, namespaces), Task::MountTree)?;
         self.fuse = Some(connection);
         let copy = fd.try_clone().map_err(Task::MountTree.failed())?;
+        self.open_deaths().map_err(Task::MountTree.failed())?;
         self.stored.insert(FUSE_KEY.to_owned(), copy);
         Ok(fd)
     }
@@ -829,6 +834,7 @@ impl Keeper {
             tracing::error!(error = sandbox::helper::chain(&error), "the file tree stays");
         }
         self.stored.remove(FUSE_KEY);
+        self.close_deaths();
         self.fuse = None;
         Ok(())
     }

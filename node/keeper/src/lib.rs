@@ -24,6 +24,7 @@
 
 mod callgate;
 mod client;
+mod deaths;
 mod init;
 mod jobs;
 mod keeper;
@@ -47,6 +48,7 @@ mod users;
 mod work;
 
 pub use client::{CallGateFds, JobFds, KeeperClient, KeeperError, NamespaceFds, ProcFds, StreamEnd};
+pub use deaths::DEATHS_KEY;
 pub use keeper::FUSE_KEY;
 pub use log::Part as LogPart;
 pub use packet::{PacketError, read_packet};

@@ -45,6 +45,8 @@ pub enum Source {
     Looks,
     /// A looker ended.
     Looker(u32),
+    /// The file gate, which asks who is about to die.
+    Deaths,
     /// A placeholder ended, by the number of the process that it stood for.
     Placeholder(u32),
 }
@@ -189,6 +191,7 @@ fn encode(source: Source) -> u64 {
         Source::Looks => (15, 0, 0),
         Source::Looker(id) => (16, id, 0),
         Source::Placeholder(process) => (17, process, 0),
+        Source::Deaths => (18, 0, 0),
     };
     kind << 56 | u64::from(owner) << 24 | u64::from(part)
 }
@@ -214,6 +217,7 @@ fn decode(token: u64) -> Option<Source> {
         15 => Source::Looks,
         16 => Source::Looker(owner),
         17 => Source::Placeholder(owner),
+        18 => Source::Deaths,
         _ => return None,
     })
 }
@@ -236,6 +240,7 @@ mod tests {
             Source::Input(4),
             Source::Client(u32::MAX, 0xff_ffff),
             Source::CallGate,
+            Source::Deaths,
             Source::Calls(u32::MAX),
             Source::Jobs,
             Source::Memory,

@@ -95,17 +95,9 @@ impl Connection {
 pub fn abandon(pid: u32) -> usize {
     let text = |path: String| std::fs::read_to_string(path).unwrap_or_default();
     let names = |path: String| std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
-    // Whatever ended it, its threads are killed by this.
-    let is_killed = |status: String| {
-        status.lines().any(|line| {
-            let pending = line.strip_prefix("ShdPnd:").or(line.strip_prefix("SigPnd:"));
-            let pending = pending.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
-            pending.is_some_and(|signals| signals & 1 << (libc::SIGKILL - 1) != 0)
-        })
-    };
     let mut numbers = BTreeSet::new();
     for thread in names(format!("/proc/{pid}/task")) {
-        if !is_killed(text(thread.join("status").display().to_string())) {
+        if !sys::procfs::is_killed(&text(thread.join("status").display().to_string())) {
             continue;
         }
         for descriptor in names(thread.join("fdinfo").display().to_string()) {

@@ -3,9 +3,11 @@
 //! The kernel tells us of the first signal that reaches a program in a request, whatever signal it is, and lets the
 //! program go only with our answer: SIGKILL does not end it before. Files of a local disk are never interrupted, and
 //! programs that catch signals rely on it, so an interrupted request goes on as if nothing had happened while the
-//! server answers. One that is older than [`PATIENCE`] waits for a server that is away; it gets EINTR and its flight is
-//! `left`: the operation goes on at the server as one of the session, its completion is dropped, and it happens once or
-//! (when this gate dies first) not at all.
+//! server answers. One that is older than [`PATIENCE`] waits for a server that is away; when its thread is about to die
+//! it gets EINTR, which no program sees any more, and its flight is `left`: the operation goes on at the server as one
+//! of the session, its completion is dropped, and it happens once or (when this gate dies first) not at all. Who is
+//! about to die the keeper tells ([`sys::dying`]), each time it is asked; the kernel does not, and an earlier release's
+//! keeper does not: then whoever was signalled gets EINTR.
 //!
 //! A lock waits for others and not for the server: it is cancelled there at once, and left only when that has no effect
 //! either.
@@ -18,8 +20,11 @@
 //! everything.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use sys::dying;
 use vos_api::Operation;
 use vos_api::fs::{Cancel, RELEASE, Release};
 
@@ -35,6 +40,50 @@ use crate::translate::Then;
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// How often the loop turns at least while something is in flight. One that comes this much later stood still.
 pub const TURN: Duration = Duration::from_secs(1);
+/// Between two questions whether a thread is about to die.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Somebody who knows which threads are about to die.
+#[derive(Default)]
+pub struct Deaths {
+    /// `None`: there is nobody, or not any more.
+    socket: Option<OwnedFd>,
+}
+
+impl Deaths {
+    pub fn told_by(socket: OwnedFd) -> Deaths {
+        Deaths { socket: Some(socket) }
+    }
+
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
+    }
+
+    /// False: nobody will say whether this thread dies.
+    fn ask(&mut self, flight: &Flight) -> bool {
+        let Some(socket) = &self.socket else { return false };
+        match dying::ask(socket, flight.key, flight.thread) {
+            Err(cause) if cause.kind() != ErrorKind::WouldBlock => {
+                // With the keeper its programs end.
+                self.socket = None;
+                false
+            }
+            _ => true,
+        }
+    }
+
+    /// The next request whose thread is about to die.
+    fn hear(&mut self) -> Option<u64> {
+        loop {
+            match dying::hear(self.socket.as_ref()?) {
+                Ok(Some((key, true))) => return Some(key),
+                Ok(Some((_, false))) => (),
+                Ok(None) => return None,
+                Err(_) => self.socket = None,
+            }
+        }
+    }
+}
 
 /// What left flights left behind.
 #[derive(Default)]
@@ -86,13 +135,28 @@ impl<B: Backend> Gate<B> {
         }
     }
 
+    /// Takes what is said of threads that are about to die.
+    pub(super) fn hear_deaths(&mut self) {
+        while let Some(key) = self.deaths.hear() {
+            self.flights.dies(key);
+        }
+    }
+
     /// Answers for requests that waited long enough.
     pub(super) fn leave_due(&mut self) -> Result<(), GateError> {
-        if self.flights.next_leave().is_none() {
+        let now = Instant::now();
+        if self.flights.next_leave().is_none_or(|at| at > now) {
             return Ok(());
         }
-        let now = Instant::now();
-        while let Some((unique, then)) = self.flights.leave_next(now) {
+        self.hear_deaths();
+        while let Some((token, flight)) = self.flights.due(now) {
+            let is_for_anybody = flight.waiting_lock.is_some() || matches!(flight.then, Then::Unlocked { .. });
+            let is_known = is_for_anybody || flight.is_dying || flight.thread == 0;
+            if !is_known && self.deaths.ask(flight) {
+                self.flights.leave_rather_at(token, now + AGAIN);
+                continue;
+            }
+            let Some((unique, then)) = self.flights.leave(token) else { continue };
             let errno = if matches!(then, Then::Unlocked { .. }) { 0 } else { libc::EINTR };
             tracing::info!(unique, errno, "the server is away: a request is answered without it");
             self.answer(unique, -errno, &[])?;

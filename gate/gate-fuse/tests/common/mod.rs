@@ -137,7 +137,9 @@ impl World {
         let process = child_process("launcher_child", &socket, &root.join("fs"), self.without);
         wait_readable(&control);
         let launcher = sys::seqpacket::accept(&control).expect("the launcher connects");
-        sys::seqpacket::send(&launcher, b"d", &[fuse.as_fd(), state.as_fd()]).expect("descriptors are sent");
+        let deaths = answers_about_deaths();
+        sys::seqpacket::send(&launcher, b"d", &[fuse.as_fd(), state.as_fd(), deaths.as_fd()])
+            .expect("descriptors are sent");
         let directory = Arc::clone(&self.directory);
         let sockets = self.real.as_ref().map(real::Real::sockets);
         let mut mounted = Mounted { path, launcher, process, sockets, abort, watchdog, _directory: directory };
@@ -293,6 +295,17 @@ fn watch(abort: Arc<File>, patience: Duration) -> Sender<()> {
     sender
 }
 
+/// As a keeper gives them: until the last gate is gone.
+fn answers_about_deaths() -> OwnedFd {
+    let (ours, theirs) = sys::seqpacket::pair().expect("a pair");
+    std::thread::spawn(move || {
+        while sys::dying::answer(&ours).is_ok() {
+            wait_readable(&ours);
+        }
+    });
+    theirs
+}
+
 fn wait_readable(fd: impl AsFd) {
     let fd = fd.as_fd();
     let mut fds = [rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN)];
@@ -311,14 +324,16 @@ pub fn run_gate_child() {
     let mut descriptors = received.descriptors.into_iter();
     let fuse = descriptors.next().expect("fuse");
     let state = descriptors.next().expect("state");
+    let deaths = descriptors.next().expect("deaths");
     // The link becomes readable when the test closes it or dies.
     match descriptors.next() {
-        None => serve(Gate::new(fuse, state, SocketBackend::new(Path::new(&server))).expect("a gate"), &link),
-        Some(broker) => serve(Gate::new(fuse, state, real::backend(broker)).expect("a gate"), &link),
+        None => serve(Gate::new(fuse, state, SocketBackend::new(Path::new(&server))).expect("a gate"), deaths, &link),
+        Some(broker) => serve(Gate::new(fuse, state, real::backend(broker)).expect("a gate"), deaths, &link),
     }
 }
 
-fn serve<B: gate_fuse::backend::Backend>(mut gate: Gate<B>, link: &OwnedFd) {
+fn serve<B: gate_fuse::backend::Backend>(gate: Gate<B>, deaths: OwnedFd, link: &OwnedFd) {
+    let mut gate = gate.told_of_deaths_by(deaths);
     let end = gate.run(link);
     eprintln!("gate ended: {end:?}, {:?}", gate.counters());
 }
