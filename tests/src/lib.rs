@@ -11,6 +11,7 @@ pub mod clock;
 pub mod debian;
 pub mod load;
 pub mod machines;
+pub mod nbd;
 pub mod openapi;
 pub mod outside;
 pub mod robustness;

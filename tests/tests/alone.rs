@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use end_to_end::dvs_binary;
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use end_to_end::nbd::{certificates, has};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A server, and the address that it said.
@@ -46,14 +46,6 @@ impl Drop for Alone {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn has(program: &str, package: &str) -> bool {
-    let there = Command::new(program).arg("--version").output().is_ok();
-    if !there {
-        eprintln!("SKIPPED: there is no {program} (Debian: {package})");
-    }
-    there
 }
 
 fn run(program: &str, arguments: &[&str]) -> Output {
@@ -133,31 +125,6 @@ fn image_is_a_disk_for_the_clients_of_others() {
     assert!(!changed.status.success(), "{changed:?}");
     assert_eq!(server.end(), Some(0));
     assert!(!Path::new(&socket).exists());
-}
-
-/// A directory as programs that speak NBD want it: an authority, and a certificate by it for each of these files.
-fn certificates(dir: &Path, names: &[&str]) {
-    let key = || KeyPair::generate().expect("a key");
-    let params = |subject: &str, hosts: &[&str]| {
-        let hosts: Vec<String> = hosts.iter().map(|&host| host.to_owned()).collect();
-        let mut params = CertificateParams::new(hosts).expect("names");
-        params.distinguished_name.push(DnType::CommonName, subject);
-        params
-    };
-    let (mut authority, ca_key) = (params("authority", &[]), key());
-    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    authority.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-    let text = authority.self_signed(&ca_key).expect("signed").pem();
-    let issuer = Issuer::new(authority, ca_key);
-    std::fs::create_dir(dir).expect("made");
-    let write = |name: String, text: String| std::fs::write(dir.join(name), text).expect("written");
-    write("ca-cert.pem".to_owned(), text);
-    for name in names {
-        let key = key();
-        let signed = params(name, &["127.0.0.1", "localhost"]).signed_by(&key, &issuer).expect("signed");
-        write(format!("{name}-cert.pem"), signed.pem());
-        write(format!("{name}-key.pem"), key.serialize_pem());
-    }
 }
 
 #[test]

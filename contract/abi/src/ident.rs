@@ -19,6 +19,8 @@ impl Endpoint {
     pub const PM: Endpoint = Endpoint(3);
     pub const RS: Endpoint = Endpoint(4);
     pub const IS: Endpoint = Endpoint(5);
+    /// The gate that serves disks over NBD.
+    pub const NBD: Endpoint = Endpoint(6);
     /// Disks are `DISK + index`, at most [`limits::DISKS_PER_DC`] of them.
     pub const DISK: Endpoint = Endpoint(16);
     /// Copies of replicated disks are `COPY + number`, at most [`limits::COPIES_PER_DC`] of them.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::bytes::Bytes;
 use crate::egress::EgressSpec;
+use crate::nbd::NbdSpec;
 use crate::placement::{Placement, ServerKind};
 use crate::port::{PortSpec, SharePort};
 use crate::service::ServiceSpec;
@@ -69,6 +70,9 @@ pub struct DcSpec {
     /// What its programs reach outside; nothing when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<EgressSpec>,
+    /// Those of its disks that are served over NBD; none when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nbd: Option<NbdSpec>,
     /// What of it is reached from outside. More come and go by `dvs port`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<PortSpec>,
@@ -92,13 +96,16 @@ pub struct DcChange {
     /// The way out; null: none.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub egress: Option<Option<EgressSpec>>,
+    /// Its disks over NBD; null: none.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    pub nbd: Option<Option<NbdSpec>>,
     /// All that it publishes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ports: Option<Vec<PortSpec>>,
 }
 
 /// Null is a value, too.
-fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<EgressSpec>>, D::Error> {
+fn present<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
 

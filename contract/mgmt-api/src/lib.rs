@@ -16,6 +16,7 @@ mod egress;
 mod error;
 mod event;
 mod join;
+mod nbd;
 mod node;
 pub mod path;
 mod placement;
@@ -45,6 +46,7 @@ pub use join::{
     AuthorityStage, AuthorityState, EngineAnswer, JoinAnswer, JoinRequest, JoinToken, MemberAddress, NewToken, NoToken,
     NodeChange, TOKEN_SECONDS, TokenInfo, TokenRequest,
 };
+pub use nbd::{NBD_PORT, NbdSpec};
 pub use node::{
     ChannelCounts, ChannelInfo, ChannelKind, ClusterLevel, EndCounts, Health, HealthCheck, LinkInfo, LinkState, Node,
     NodeState, PAIRS_MAX, PendingServer, UpgradeState, Version,

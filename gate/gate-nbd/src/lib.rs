@@ -10,20 +10,25 @@
 //! | `bytes` | any range of it |
 //! | `tls` | encryption, for who asks for it |
 //! | `server` | connections and their threads |
+//! | `disk` | a container's disk as a store |
+//! | `spawn` | the process `dvs gate nbd` |
 //!
-//! All connections are to one store, and a flush of one covers what all have been told is written: clients may use
-//! several (`CAN_MULTI_CONN`).
+//! All connections to an export are to one store, and a flush of one covers what all have been told is written: clients
+//! may use several (`CAN_MULTI_CONN`).
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 mod bytes;
+mod disk;
 mod negotiation;
 mod server;
+mod spawn;
 mod store;
 mod tls;
 mod wire;
 
 pub use server::{Exporter, NbdListener};
+pub use spawn::main_from_spawn;
 pub use store::{BlockStore, STORE_BLOCK_BYTES};
 pub use tls::{TlsError, TlsSettings};

@@ -13,7 +13,7 @@ const PADDING: [u8; 124] = [0; 124];
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Export {
-    /// Clients that name none get it, too.
+    /// Clients that name none get the first.
     pub name: String,
     pub description: String,
     pub bytes: u64,
@@ -21,10 +21,6 @@ pub struct Export {
 }
 
 impl Export {
-    fn is_called(&self, name: &str) -> bool {
-        name.is_empty() || name == self.name
-    }
-
     fn flags(&self) -> u16 {
         use transmission as can;
         let always = can::HAS_FLAGS | can::SEND_FLUSH | can::SEND_FUA | can::SEND_DF | can::CAN_MULTI_CONN;
@@ -54,20 +50,32 @@ pub enum Security {
 /// One client's.
 #[derive(Debug)]
 pub struct Negotiation<'a> {
-    export: &'a Export,
+    exports: &'a [Export],
     security: Security,
     has_padding: bool,
     /// Reads are answered in chunks.
     pub is_structured: bool,
-    /// It may ask which blocks are zeros.
-    pub tells_allocation: bool,
+    /// The export that it has, by its place in the list.
+    chosen: Option<usize>,
+    /// Of this one it may ask which blocks are zeros.
+    allocation_of: Option<usize>,
 }
 
 impl<'a> Negotiation<'a> {
     /// `flags`: the client's answer to the greeting.
-    pub fn new(export: &'a Export, flags: u32, security: Security) -> Negotiation<'a> {
+    pub fn new(exports: &'a [Export], flags: u32, security: Security) -> Negotiation<'a> {
         let has_padding = flags & u32::from(NO_ZEROES) == 0;
-        Negotiation { export, security, has_padding, is_structured: false, tells_allocation: false }
+        Negotiation { exports, security, has_padding, is_structured: false, chosen: None, allocation_of: None }
+    }
+
+    /// The export that it has, by its place in the list, and whether it may ask which of its blocks are zeros.
+    pub fn chosen(&self) -> Option<(usize, bool)> {
+        self.chosen.map(|chosen| (chosen, self.allocation_of == Some(chosen)))
+    }
+
+    fn find(&self, name: &str) -> Option<(usize, &'a Export)> {
+        let is_meant = |(_, export): &(usize, &Export)| name.is_empty() || name == export.name;
+        self.exports.iter().enumerate().find(is_meant)
     }
 
     /// The next option, with its data; `None`: there was more than [`OPTION_BYTES_MAX`].
@@ -100,11 +108,12 @@ impl<'a> Negotiation<'a> {
         }
         match number {
             option::EXPORT_NAME => {
-                if !std::str::from_utf8(data).is_ok_and(|name| self.export.is_called(name)) {
+                let Some((place, export)) = std::str::from_utf8(data).ok().and_then(|name| self.find(name)) else {
                     return NextStep::End;
-                }
-                replies.extend_from_slice(&self.export.bytes.to_be_bytes());
-                replies.extend_from_slice(&self.export.flags().to_be_bytes());
+                };
+                self.chosen = Some(place);
+                replies.extend_from_slice(&export.bytes.to_be_bytes());
+                replies.extend_from_slice(&export.flags().to_be_bytes());
                 if self.has_padding {
                     replies.extend_from_slice(&PADDING);
                 }
@@ -119,11 +128,11 @@ impl<'a> Negotiation<'a> {
                 NextStep::Option
             }
             option::LIST => {
-                let name = self.export.name.as_bytes();
-                say(
-                    reply::SERVER,
-                    &[&(name.len() as u32).to_be_bytes(), name, self.export.description.as_bytes()].concat(),
-                );
+                for export in self.exports {
+                    let name = export.name.as_bytes();
+                    let length = (name.len() as u32).to_be_bytes();
+                    say(reply::SERVER, &[&length, name, export.description.as_bytes()].concat());
+                }
                 say(reply::ACK, b"");
                 NextStep::Option
             }
@@ -144,7 +153,7 @@ impl<'a> Negotiation<'a> {
         }
     }
 
-    fn inform(&self, number: u32, data: &[u8], replies: &mut Vec<u8>) -> NextStep {
+    fn inform(&mut self, number: u32, data: &[u8], replies: &mut Vec<u8>) -> NextStep {
         let mut say = |kind: u32, data: &[u8]| put_option_reply(replies, number, kind, data);
         let mut rest = Reader(data);
         let wanted = rest.text().and_then(|name| {
@@ -156,17 +165,17 @@ impl<'a> Negotiation<'a> {
             say(reply::ERR_INVALID, b"the data of this option makes no sense");
             return NextStep::Option;
         };
-        if !self.export.is_called(name) {
+        let Some((place, export)) = self.find(name) else {
             say(reply::ERR_UNKNOWN, b"there is no export of this name");
             return NextStep::Option;
-        }
-        let (bytes, flags) = (self.export.bytes.to_be_bytes(), self.export.flags().to_be_bytes());
+        };
+        let (bytes, flags) = (export.bytes.to_be_bytes(), export.flags().to_be_bytes());
         say(reply::INFO, &[&info::EXPORT.to_be_bytes()[..], &bytes, &flags].concat());
         for kind in wanted {
             let head = kind.to_be_bytes();
             match kind {
-                info::NAME => say(reply::INFO, &[&head[..], self.export.name.as_bytes()].concat()),
-                info::DESCRIPTION => say(reply::INFO, &[&head[..], self.export.description.as_bytes()].concat()),
+                info::NAME => say(reply::INFO, &[&head[..], export.name.as_bytes()].concat()),
+                info::DESCRIPTION => say(reply::INFO, &[&head[..], export.description.as_bytes()].concat()),
                 info::BLOCK_SIZE => {
                     // Any range; whole blocks are faster.
                     let sizes = [1, STORE_BLOCK_BYTES as u32, TRANSFER_BYTES_MAX].map(u32::to_be_bytes).concat();
@@ -176,14 +185,18 @@ impl<'a> Negotiation<'a> {
             }
         }
         say(reply::ACK, b"");
-        if number == option::GO { NextStep::Transmission } else { NextStep::Option }
+        if number != option::GO {
+            return NextStep::Option;
+        }
+        self.chosen = Some(place);
+        NextStep::Transmission
     }
 
     fn contexts(&mut self, number: u32, data: &[u8], replies: &mut Vec<u8>) {
         let mut say = |kind: u32, data: &[u8]| put_option_reply(replies, number, kind, data);
         let is_set = number == option::SET_META_CONTEXT;
         if is_set {
-            self.tells_allocation = false;
+            self.allocation_of = None;
         }
         let mut rest = Reader(data);
         let asked = rest.text().and_then(|name| {
@@ -198,15 +211,17 @@ impl<'a> Negotiation<'a> {
                 b"the data of this option makes no sense, or comes before structured replies",
             );
         };
-        if !self.export.is_called(name) {
+        let Some((place, _)) = self.find(name) else {
             return say(reply::ERR_UNKNOWN, b"there is no export of this name");
-        }
+        };
         let is_meant = |query: &&str| *query == ALLOCATION || (!is_set && *query == "base:");
         let is_found = queries.iter().any(is_meant) || (!is_set && queries.is_empty());
         if is_found {
             let id = if is_set { ALLOCATION_ID } else { 0 };
             say(reply::META_CONTEXT, &[&id.to_be_bytes()[..], ALLOCATION.as_bytes()].concat());
-            self.tells_allocation |= is_set;
+            if is_set {
+                self.allocation_of = Some(place);
+            }
         }
         say(reply::ACK, b"");
     }
@@ -240,8 +255,8 @@ mod tests {
 
     #[test]
     fn client_learns_of_the_export_and_goes() {
-        let export = export();
-        let mut negotiation = Negotiation::new(&export, 3, Security::Plain);
+        let exports = [export()];
+        let mut negotiation = Negotiation::new(&exports, 3, Security::Plain);
         let mut said = Vec::new();
         let asked = named("disk", &[0, 2, 0, 3, 0, 1]);
         assert_eq!(negotiation.hear(option::INFO, Some(&asked), &mut said), NextStep::Option);
@@ -250,7 +265,7 @@ mod tests {
             told.iter().map(|one| one.0).collect::<Vec<_>>(),
             [reply::INFO, reply::INFO, reply::INFO, reply::ACK]
         );
-        assert_eq!(told[0].1, [&[0, 0][..], &(1_u64 << 30).to_be_bytes(), &export.flags().to_be_bytes()].concat());
+        assert_eq!(told[0].1, [&[0, 0][..], &(1_u64 << 30).to_be_bytes(), &exports[0].flags().to_be_bytes()].concat());
         assert_eq!(told[1].1, [0, 3, 0, 0, 0, 1, 0, 0, 0x10, 0, 2, 0, 0, 0]);
         assert_eq!(told[2].1, b"\0\x01disk");
         said.clear();
@@ -264,8 +279,8 @@ mod tests {
 
     #[test]
     fn nothing_is_told_before_the_connection_is_encrypted_where_it_must_be() {
-        let export = export();
-        let mut negotiation = Negotiation::new(&export, 3, Security::Demanded);
+        let exports = [export()];
+        let mut negotiation = Negotiation::new(&exports, 3, Security::Demanded);
         let mut hear = |number: u32, data: &[u8]| {
             let mut said = Vec::new();
             let next = negotiation.hear(number, Some(data), &mut said);
@@ -281,17 +296,17 @@ mod tests {
         let mut said = Vec::new();
         for (security, kind) in [(Security::Plain, reply::ERR_UNSUP), (Security::Sealed, reply::ERR_INVALID)] {
             said.clear();
-            Negotiation::new(&export, 3, security).hear(option::STARTTLS, Some(b""), &mut said);
+            Negotiation::new(&exports, 3, security).hear(option::STARTTLS, Some(b""), &mut said);
             assert_eq!(replies(&said)[0].0, kind);
         }
     }
 
     #[test]
     fn old_clients_have_the_export_with_what_follows_it() {
-        let export = export();
+        let exports = [export()];
         for (flags, bytes) in [(1, 10 + 124), (3, 10)] {
             let mut said = Vec::new();
-            let mut negotiation = Negotiation::new(&export, flags, Security::Plain);
+            let mut negotiation = Negotiation::new(&exports, flags, Security::Plain);
             assert_eq!(negotiation.hear(option::EXPORT_NAME, Some(b"disk"), &mut said), NextStep::Transmission);
             assert_eq!(said.len(), bytes);
         }
@@ -299,13 +314,13 @@ mod tests {
 
     #[test]
     fn allocation_is_told_to_who_asked_for_it_and_for_structured_replies() {
-        let export = export();
-        let mut negotiation = Negotiation::new(&export, 3, Security::Plain);
+        let exports = [export()];
+        let mut negotiation = Negotiation::new(&exports, 3, Security::Plain);
         let query = |text: &str| named("disk", &[&1_u32.to_be_bytes()[..], &named(text, b"")].concat());
         let mut hear = |number: u32, data: &[u8]| {
             let mut said = Vec::new();
             negotiation.hear(number, Some(data), &mut said);
-            (replies(&said), negotiation.tells_allocation)
+            (replies(&said), negotiation.allocation_of.is_some())
         };
         assert_eq!(hear(option::SET_META_CONTEXT, &query(ALLOCATION)).0[0].0, reply::ERR_INVALID);
         hear(option::STRUCTURED_REPLY, b"");
@@ -317,12 +332,33 @@ mod tests {
         assert!(told.len() == 1 && told[0].0 == reply::ACK && !tells);
     }
 
+    #[test]
+    fn each_export_is_chosen_by_its_name_and_allocation_is_told_of_the_one_that_was_asked_about() {
+        let exports = [export(), Export { name: "other".to_owned(), bytes: 1 << 20, is_read_only: true, ..export() }];
+        let mut said = Vec::new();
+        let mut negotiation = Negotiation::new(&exports, 3, Security::Plain);
+        negotiation.hear(option::LIST, Some(b""), &mut said);
+        let told = replies(&said);
+        assert_eq!(told.iter().map(|one| one.0).collect::<Vec<_>>(), [reply::SERVER, reply::SERVER, reply::ACK]);
+        assert_eq!(told[1].1, b"\0\0\0\x05othera disk");
+        negotiation.hear(option::STRUCTURED_REPLY, Some(b""), &mut said);
+        let query = named("disk", &[&1_u32.to_be_bytes()[..], &named(ALLOCATION, b"")].concat());
+        negotiation.hear(option::SET_META_CONTEXT, Some(&query), &mut said);
+        for (name, chosen) in [("other", (1, false)), ("disk", (0, true)), ("", (0, true))] {
+            said.clear();
+            let next = negotiation.hear(option::GO, Some(&named(name, &[0, 0])), &mut said);
+            assert_eq!((next, negotiation.chosen()), (NextStep::Transmission, Some(chosen)), "{name}");
+            let bytes = &exports[chosen.0].bytes.to_be_bytes();
+            assert_eq!(replies(&said)[0].1[2..10], bytes[..]);
+        }
+    }
+
     proptest! {
         #[test]
         fn whatever_a_client_says_is_answered(options in prop::collection::vec((0..14_u32, prop::collection::vec(any::<u8>(), 0..60)), 0..8)) {
-            let export = export();
+            let exports = [export(), Export { name: "other".to_owned(), ..export() }];
             let security = [Security::Plain, Security::Demanded, Security::Sealed][options.len() % 3];
-            let mut negotiation = Negotiation::new(&export, 1, security);
+            let mut negotiation = Negotiation::new(&exports, 1, security);
             for (number, data) in options {
                 let mut said = Vec::new();
                 let next = negotiation.hear(number, Some(&data), &mut said);

@@ -203,26 +203,38 @@ impl Write for Output {
     }
 }
 
-/// One export, and those who are connected to it.
+/// Exports, and those who are connected to them.
 pub struct Exporter {
-    export: Export,
+    exports: Vec<Export>,
+    /// Of each.
+    stores: Vec<Bytes>,
     tls: Option<TlsSettings>,
-    bytes: Bytes,
     clients: Mutex<BTreeMap<u64, NbdStream>>,
     is_empty: Condvar,
     last: AtomicU64,
 }
 
+impl Default for Exporter {
+    fn default() -> Exporter {
+        Exporter::new()
+    }
+}
+
 impl Exporter {
-    pub fn new(name: &str, description: &str, store: Box<dyn BlockStore>) -> Exporter {
-        let export = Export {
+    pub fn new() -> Exporter {
+        let (exports, stores, clients) = (Vec::new(), Vec::new(), Mutex::default());
+        Exporter { exports, stores, tls: None, clients, is_empty: Condvar::new(), last: AtomicU64::new(0) }
+    }
+
+    /// The first is for clients that name none, too.
+    pub fn export(&mut self, name: &str, description: &str, store: Box<dyn BlockStore>) {
+        self.exports.push(Export {
             name: name.to_owned(),
             description: description.to_owned(),
             bytes: store.bytes(),
             is_read_only: store.is_read_only(),
-        };
-        let (bytes, clients) = (Bytes::new(store), Mutex::default());
-        Exporter { export, tls: None, bytes, clients, is_empty: Condvar::new(), last: AtomicU64::new(0) }
+        });
+        self.stores.push(Bytes::new(store));
     }
 
     /// Only who encrypts is told anything, and only whom these settings let in.
@@ -258,7 +270,7 @@ impl Exporter {
             }
         }
         self.dismiss();
-        Ok(self.bytes.flush()?)
+        Ok(self.stores.iter().try_for_each(Bytes::flush)?)
     }
 
     fn welcome(self: &Arc<Exporter>, stream: NbdStream) {
@@ -306,10 +318,11 @@ impl Exporter {
 
     fn converse(&self, stream: NbdStream) -> io::Result<()> {
         stream.limit(Some(NEGOTIATION_LIMIT))?;
-        let Some(Agreed { form, mut input, output }) = self.negotiate(stream)? else { return Ok(()) };
+        let Some(Agreed { export, store, form, mut input, output }) = self.negotiate(stream)? else { return Ok(()) };
         output.with_socket(|socket| socket.limit(None))?;
         let line = Line {
-            exporter: self,
+            export,
+            store,
             agreed: form,
             writer: Mutex::new(output),
             queue: Mutex::default(),
@@ -325,7 +338,7 @@ impl Exporter {
     }
 
     /// `None`: the client wants no export.
-    fn negotiate(&self, stream: NbdStream) -> io::Result<Option<Agreed>> {
+    fn negotiate(&self, stream: NbdStream) -> io::Result<Option<Agreed<'_>>> {
         let mut input = BufReader::with_capacity(INPUT_BYTES, Input::Plain(stream.try_clone()?));
         let mut output = Output::Plain(stream);
         output.write_all(&[&GREETING[..], &(FIXED_NEWSTYLE | NO_ZEROES).to_be_bytes()].concat())?;
@@ -335,7 +348,7 @@ impl Exporter {
             return Err(strange("flags that the server did not offer"));
         }
         let security = if self.tls.is_some() { Security::Demanded } else { Security::Plain };
-        let mut negotiation = Negotiation::new(&self.export, flags, security);
+        let mut negotiation = Negotiation::new(&self.exports, flags, security);
         for _ in 0..OPTIONS_MAX {
             if Instant::now() > until {
                 break;
@@ -358,7 +371,6 @@ impl Exporter {
             let mut replies = Vec::new();
             let next = negotiation.hear(number, data.as_deref(), &mut replies);
             output.write_all(&replies)?;
-            let Negotiation { is_structured, tells_allocation, .. } = negotiation;
             match (next, &self.tls) {
                 (NextStep::Option, _) => {}
                 (NextStep::StartTls, Some(settings)) => {
@@ -370,11 +382,14 @@ impl Exporter {
                     let (reader, writer) = tls::seal(settings, stream)?;
                     input = BufReader::with_capacity(INPUT_BYTES, Input::Sealed(reader));
                     output = Output::Sealed(writer);
-                    negotiation = Negotiation::new(&self.export, flags, Security::Sealed);
+                    negotiation = Negotiation::new(&self.exports, flags, Security::Sealed);
                 }
                 (NextStep::End | NextStep::StartTls, _) => return Ok(None),
                 (NextStep::Transmission, _) => {
-                    return Ok(Some(Agreed { form: Form { is_structured, tells_allocation }, input, output }));
+                    let Some((place, tells_allocation)) = negotiation.chosen() else { break };
+                    let (Some(export), Some(store)) = (self.exports.get(place), self.stores.get(place)) else { break };
+                    let form = Form { is_structured: negotiation.is_structured, tells_allocation };
+                    return Ok(Some(Agreed { export, store, form, input, output }));
                 }
             }
         }
@@ -393,7 +408,9 @@ fn read_array<const N: usize>(input: &mut impl Read) -> io::Result<[u8; N]> {
 }
 
 /// Who has an export.
-struct Agreed {
+struct Agreed<'a> {
+    export: &'a Export,
+    store: &'a Bytes,
     form: Form,
     input: BufReader<Input>,
     output: Output,
@@ -408,7 +425,8 @@ struct Form {
 
 /// A client that has an export.
 struct Line<'a> {
-    exporter: &'a Exporter,
+    export: &'a Export,
+    store: &'a Bytes,
     agreed: Form,
     writer: Mutex<Output>,
     queue: Mutex<Queue>,
@@ -547,7 +565,7 @@ impl<'a> Line<'a> {
                 wire::put_simple_reply(&mut answer, request.cookie, 0);
                 let head = answer.len();
                 answer.resize(head + request.bytes as usize, 0);
-                self.exporter.bytes.read(request.offset, answer.get_mut(head..).unwrap_or_default())
+                self.store.read(request.offset, answer.get_mut(head..).unwrap_or_default())
             }
             Command::BlockStatus => self.block_status(&request, &mut answer),
             _ => self.change(job).map(|()| wire::put_simple_reply(&mut answer, request.cookie, 0)),
@@ -580,7 +598,7 @@ impl<'a> Line<'a> {
         if request.flags & !(allowed | flag::FUA) != 0 {
             return Err(Errno::INVAL);
         }
-        let export = &self.exporter.export;
+        let export = &self.export;
         let is_change = matches!(request.command, Command::Write | Command::Trim | Command::WriteZeroes);
         if is_change && export.is_read_only {
             return Err(Errno::PERM);
@@ -604,7 +622,7 @@ impl<'a> Line<'a> {
         let whole = || vec![(u64::from(request.bytes), true)];
         let may_be_cut = request.flags & flag::DF == 0 && request.bytes >= HOLES_FROM;
         let pieces = match may_be_cut {
-            true => self.exporter.bytes.pieces(request.offset, request.bytes.into(), PIECES_MAX),
+            true => self.store.pieces(request.offset, request.bytes.into(), PIECES_MAX),
             false => whole(),
         };
         // More than that is read as if it had none.
@@ -619,7 +637,7 @@ impl<'a> Line<'a> {
                 answer.extend_from_slice(&at.to_be_bytes());
                 let head = answer.len();
                 answer.resize(head + bytes as usize, 0);
-                let read = self.exporter.bytes.read(at, answer.get_mut(head..).unwrap_or_default());
+                let read = self.store.read(at, answer.get_mut(head..).unwrap_or_default());
                 read.inspect_err(|_| answer.truncate(before))?;
             } else {
                 wire::put_chunk(answer, request.cookie, (done, chunk::OFFSET_HOLE), 12);
@@ -633,7 +651,7 @@ impl<'a> Line<'a> {
 
     fn block_status(&self, request: &TransmissionRequest, answer: &mut Vec<u8>) -> Result<(), Errno> {
         let most = if request.flags & flag::REQ_ONE == 0 { PIECES_MAX } else { 1 };
-        let pieces = self.exporter.bytes.pieces(request.offset, request.bytes.into(), most);
+        let pieces = self.store.pieces(request.offset, request.bytes.into(), most);
         wire::put_chunk(answer, request.cookie, (chunk::DONE, chunk::BLOCK_STATUS), 4 + 8 * pieces.len() as u32);
         answer.extend_from_slice(&ALLOCATION_ID.to_be_bytes());
         for (bytes, is_data) in pieces {
@@ -645,7 +663,7 @@ impl<'a> Line<'a> {
     }
 
     fn change(&self, job: &Job) -> Result<(), Errno> {
-        let (request, store) = (&job.request, &self.exporter.bytes);
+        let (request, store) = (&job.request, &self.store);
         let (offset, bytes) = (request.offset, u64::from(request.bytes));
         match request.command {
             Command::Flush => return store.flush(),
@@ -686,7 +704,9 @@ mod tests {
         // Its other end is readable once this one is closed.
         let (stopped, stop) = rustix::pipe::pipe().unwrap();
         let store = MemoryStore::of_blocks(SIZE as usize / 4096);
-        let exporter = Arc::new(Exporter::new("disk", "", Box::new(store)));
+        let mut exporter = Exporter::new();
+        exporter.export("disk", "", Box::new(store));
+        let exporter = Arc::new(exporter);
         let thread = std::thread::spawn(move || exporter.run(&listener, stopped.as_fd()));
         Served { _dir: dir, path, stop: Some(stop), thread: Some(thread) }
     }

@@ -3,7 +3,8 @@
 //! One thread reads and several write: the state of the encryption is shared, and nobody holds it while it waits for
 //! the client to say something.
 
-use std::io::{self, Read, Write};
+use std::fs::File;
+use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -26,10 +27,12 @@ const SEALED_BYTES: usize = 64 << 10;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    #[error("'{}' cannot be read", .0.display())]
-    Read(PathBuf, #[source] rustls_pki_types::pem::Error),
-    #[error("'{}' has no certificate of an authority", .0.display())]
-    NoAuthority(PathBuf),
+    #[error("'{}' cannot be opened", .0.display())]
+    Open(PathBuf, #[source] io::Error),
+    #[error("'{0}' cannot be read")]
+    Read(&'static str, #[source] rustls_pki_types::pem::Error),
+    #[error("'{AUTHORITY}' has no certificate of an authority")]
+    NoAuthority,
     #[error("the certificate and its key cannot be used")]
     Unusable(#[source] rustls::Error),
     #[error("clients cannot be told apart by '{AUTHORITY}'")]
@@ -45,19 +48,29 @@ impl TlsSettings {
     /// # Errors
     /// One of them is not there, or cannot be used with the others.
     pub fn load(dir: &Path) -> Result<TlsSettings, TlsError> {
-        let read = |name: &str| {
+        let [authority, certificate, key] = [AUTHORITY, CERTIFICATE, KEY].map(|name| {
             let path = dir.join(name);
-            let certificates = CertificateDer::pem_file_iter(&path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-            certificates.map_err(|cause| TlsError::Read(path, cause))
+            File::open(&path).map_err(|cause| TlsError::Open(path, cause))
+        });
+        TlsSettings::read(authority?, certificate?, key?)
+    }
+
+    /// From what these files have.
+    ///
+    /// # Errors
+    /// One of them cannot be used with the others.
+    pub fn read(authority: File, certificate: File, key: File) -> Result<TlsSettings, TlsError> {
+        let read = |file: File, name: &'static str| {
+            let all = CertificateDer::pem_reader_iter(BufReader::new(file)).collect::<Result<Vec<_>, _>>();
+            all.map_err(|cause| TlsError::Read(name, cause))
         };
         let mut roots = RootCertStore::empty();
-        let (good, _) = roots.add_parsable_certificates(read(AUTHORITY)?);
+        let (good, _) = roots.add_parsable_certificates(read(authority, AUTHORITY)?);
         if good == 0 {
-            return Err(TlsError::NoAuthority(dir.join(AUTHORITY)));
+            return Err(TlsError::NoAuthority);
         }
-        let chain = read(CERTIFICATE)?;
-        let path = dir.join(KEY);
-        let key = PrivateKeyDer::from_pem_file(&path).map_err(|cause| TlsError::Read(path, cause))?;
+        let chain = read(certificate, CERTIFICATE)?;
+        let key = PrivateKeyDer::from_pem_reader(BufReader::new(key)).map_err(|cause| TlsError::Read(KEY, cause))?;
         let provider = Arc::new(ring::default_provider());
         let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
         let clients = clients.build().map_err(TlsError::Verifier)?;

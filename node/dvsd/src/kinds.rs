@@ -45,6 +45,8 @@ pub enum Stands {
     PerCopy,
     /// One for each disk, where the description of the disk says.
     PerDisk,
+    /// One, where the description says that disks are served over NBD.
+    Exporting,
     /// One on each node.
     PerNode,
     /// One on each node of a container that was made for several: what its programs begin with depends on it, so it is
@@ -58,6 +60,10 @@ pub enum Setting {
     EndpointOf(&'static str),
     /// The epoch in which the first of a kind was placed.
     EpochOf(&'static str),
+    /// The endpoint of who may change its disk.
+    OwnerOfDisk,
+    /// The disks that are served over NBD: `NAME=ENDPOINT`, `:ro` behind those that clients only read, with commas.
+    Exports,
     DiskBytes,
     /// The number of the set of its disk's copies.
     Set,
@@ -95,6 +101,10 @@ pub enum Source {
     Desk,
     /// Likewise, of a disk that has copies.
     DiskDesk,
+    /// A socket at which clients of NBD connect.
+    NbdListener,
+    /// A file in the node's directory of certificates for NBD, where it is encrypted.
+    NbdTls(&'static str),
     /// What the keeper has ready for a call gate.
     CallGate(CallGatePart),
 }
@@ -125,6 +135,9 @@ pub const GATE_STATE: &str = "gate-state";
 
 /// The call gate.
 pub const CALLS: &str = "calls";
+
+/// The gate that serves disks over NBD.
+pub const NBD: &str = "nbd";
 
 /// One of several images of a disk.
 pub const COPY: &str = "copy";
@@ -157,7 +170,7 @@ pub static KINDS: &[Kind] = &[
         arguments: &["server", "disk"],
         options: &[
             ("bytes", Setting::DiskBytes),
-            ("owner", Setting::EndpointOf("fs")),
+            ("owner", Setting::OwnerOfDisk),
             ("set", Setting::Set),
             ("own", Setting::OwnCopy),
             ("copies", Setting::Copies),
@@ -216,6 +229,24 @@ pub static KINDS: &[Kind] = &[
         pid_namespace: PidNamespace::Own,
     },
     Kind {
+        name: NBD,
+        stands: Stands::Exporting,
+        endpoint: Endpoint::NBD,
+        needs: ON_A_BROKER,
+        ends: (Stage::Settled, 4),
+        uid_slot: 56,
+        arguments: &["gate", "nbd"],
+        options: &[("exports", Setting::Exports)],
+        descriptors: &[
+            ("listener", Source::NbdListener),
+            ("authority", Source::NbdTls("ca-cert.pem")),
+            ("certificate", Source::NbdTls("server-cert.pem")),
+            ("key", Source::NbdTls("server-key.pem")),
+        ],
+        serving: None,
+        pid_namespace: PidNamespace::Own,
+    },
+    Kind {
         name: "cs",
         stands: Stands::PerNode,
         endpoint: Endpoint::CS,
@@ -261,10 +292,10 @@ pub fn server_arguments() -> impl Iterator<Item = &'static [&'static str]> {
     KINDS.iter().map(|kind| kind.arguments)
 }
 
-/// Those that daemons of all nodes know, where records have this format: the release before knows no call gate and no
-/// copies.
+/// Those that daemons of all nodes know, where records have this format: the release before knows no call gate, no
+/// copies, and no gate for NBD.
 pub fn known_at(level: u64) -> Vec<Kind> {
-    let is_new = |kind: &Kind| matches!(kind.stands, Stands::PerNodeOfSeveral | Stands::PerCopy);
+    let is_new = |kind: &Kind| matches!(kind.stands, Stands::PerNodeOfSeveral | Stands::PerCopy | Stands::Exporting);
     let is_known = |kind: &&Kind| level >= crate::records::FORMAT || !is_new(kind);
     KINDS.iter().filter(is_known).copied().collect()
 }
@@ -278,7 +309,7 @@ impl Kind {
     /// Most that a container has of it.
     fn count_max(&self) -> usize {
         match self.stands {
-            Stands::Once { .. } => 1,
+            Stands::Once { .. } | Stands::Exporting => 1,
             Stands::PerCopy => COPIES_PER_DC as usize,
             Stands::PerDisk => DISKS_PER_DC as usize,
             Stands::PerNode | Stands::PerNodeOfSeveral => NODES_PER_DC,
@@ -297,7 +328,7 @@ impl Kind {
         match self.stands {
             Stands::PerDisk => self.uid_slot + place.min(DISKS_PER_DC - 1),
             Stands::PerCopy => self.uid_slot + place.min(COPIES_PER_DC - 1),
-            Stands::Once { .. } | Stands::PerNode | Stands::PerNodeOfSeveral => self.uid_slot,
+            Stands::Once { .. } | Stands::Exporting | Stands::PerNode | Stands::PerNodeOfSeveral => self.uid_slot,
         }
     }
 }

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mgmt_api::{DcSpec, DiskSpec, DiskStore, Instance, Placement, Promise, Role, ServerKind, Volume, Why};
 
-use crate::kinds::{COPY, Kind, Stands};
+use crate::kinds::{COPY, Kind, NBD, Stands};
 use crate::ledger::{Accounts, Shortage};
 
 /// Of the disk that a container has when its description names none.
@@ -80,6 +80,9 @@ pub fn instances(wish: &DcSpec, kinds: &[Kind], accounts: &Accounts) -> Vec<Inst
             Stands::PerCopy => placing.copies(kind, &disks),
             Stands::PerDisk => disks.iter().enumerate().for_each(|(index, disk)| placing.disk(kind, index, disk)),
             Stands::Once { beside } => placing.one(kind, beside),
+            Stands::Exporting => {
+                placing.instances.extend(exporting(wish, kind, &placing.instances, FIRST_EPOCH));
+            }
             Stands::PerNode => wish.nodes.iter().enumerate().for_each(|(index, node)| {
                 placing.add(kind, index, kind.name.to_owned(), (node.clone(), Why::EachNode), None);
             }),
@@ -106,7 +109,7 @@ pub fn instances_of_another(
     let stands = |kind: &&Kind| match kind.stands {
         Stands::PerNode => true,
         Stands::PerNodeOfSeveral => is_there(kind),
-        Stands::Once { .. } | Stands::PerCopy | Stands::PerDisk => false,
+        Stands::Once { .. } | Stands::Exporting | Stands::PerCopy | Stands::PerDisk => false,
     };
     for kind in kinds.iter().filter(stands) {
         placing.add(kind, seat, kind.name.to_owned(), (node.to_owned(), Why::EachNode), None);
@@ -126,6 +129,41 @@ pub fn disks(wish: &DcSpec) -> Vec<DiskSpec> {
         store: DiskStore::Image,
         replicas: None,
     }]
+}
+
+/// Disks that are served over NBD, each with whether clients may only read it. Those that the description names are
+/// there.
+pub fn exports<'a>(wish: &DcSpec, instances: &'a [Instance]) -> Vec<(&'a Instance, bool)> {
+    let Some(nbd) = &wish.nbd else { return Vec::new() };
+    let disks: Vec<&Instance> = instances.iter().filter(|one| one.kind == ServerKind::DISK).collect();
+    let name = |disk: &Instance| disk.volume.as_ref().map(|volume| volume.name.clone());
+    let named = |wanted: &String| disks.iter().copied().find(|disk| name(disk).as_ref() == Some(wanted));
+    let chosen: Vec<&Instance> = match (nbd.disks.as_slice(), disks.as_slice()) {
+        ([], [_, further @ ..]) if !further.is_empty() => further.to_vec(),
+        ([], all) => all.to_vec(),
+        (named_ones, _) => named_ones.iter().filter_map(named).collect(),
+    };
+    // What the file server writes nobody else may.
+    chosen.into_iter().map(|disk| (disk, nbd.read_only || disk.index == 0)).collect()
+}
+
+/// The gate for NBD, if there shall be one.
+fn exporting(wish: &DcSpec, kind: &Kind, instances: &[Instance], epoch: u64) -> Option<Instance> {
+    let nbd = wish.nbd.as_ref()?;
+    let asked = nbd.node.as_ref().map(|node| (node.clone(), Why::Asked));
+    let beside = exports(wish, instances).first().map(|(disk, _)| {
+        let why = Why::Beside { server: disk.name.clone() };
+        (disk.node.clone(), why)
+    });
+    let gate = instance(kind, 0, kind.name.to_owned(), asked.or(beside)?, None)?;
+    Some(Instance { epoch, ..gate })
+}
+
+/// As the description says by now. `epoch`: above all that it had before.
+pub fn renew_exporting(wish: &DcSpec, instances: &mut Vec<Instance>, kinds: &[Kind], epoch: u64) {
+    instances.retain(|one| one.kind.name() != NBD);
+    let kind = kinds.iter().find(|kind| kind.name == NBD);
+    instances.extend(kind.and_then(|kind| exporting(wish, kind, instances, epoch)));
 }
 
 fn volume_of(disk: &DiskSpec) -> Volume {
@@ -232,7 +270,7 @@ pub fn instance(
 
 #[cfg(test)]
 mod tests {
-    use mgmt_api::{Capacity, ServerSpec};
+    use mgmt_api::{Capacity, NbdSpec, ServerSpec};
     use serde_json::{Value, json};
 
     use super::*;
@@ -472,5 +510,29 @@ mod tests {
         let too_many = json!([{ "name": "a", "bytes": 1 << 30 }, { "name": "b", "bytes": 1 << 30 }, { "name": "c", "bytes": 1 << 30 }]);
         let refused = place(&wish(json!({ "disks": too_many })), KINDS, &accounts).unwrap_err();
         assert_eq!((refused.of, refused.wanted), (Resource::Disk, 2 << 30));
+    }
+
+    #[test]
+    fn disks_over_nbd_are_those_that_are_named_or_all_but_the_first() {
+        let disks = json!([
+            { "name": "root", "bytes": 1 << 30 }, { "name": "a", "bytes": 1 << 30 }, { "name": "b", "bytes": 1 << 30 },
+        ]);
+        let exported = |disks: Value, nbd: NbdSpec| {
+            let wish = DcSpec { nbd: Some(nbd), ..wish(json!({ "disks": disks })) };
+            let placed = instances(&wish, KINDS, &Accounts::new());
+            let gate = placed.iter().find(|one| one.kind.name() == NBD).cloned().unwrap();
+            let exports = exports(&wish, &placed);
+            assert!(wish.nbd.is_some_and(|nbd| nbd.node.is_some()) || gate.node == exports[0].0.node);
+            exports.iter().map(|(disk, only)| (disk.name.clone(), *only)).collect::<Vec<_>>()
+        };
+        let named =
+            |names: &[&str]| NbdSpec { disks: names.iter().map(|&it| it.to_owned()).collect(), ..Default::default() };
+        let pair = |name: &str, only| (format!("disk-{name}"), only);
+        assert_eq!(exported(disks.clone(), named(&[])), [pair("a", false), pair("b", false)]);
+        assert_eq!(exported(disks.clone(), named(&["b", "root"])), [pair("b", false), pair("root", true)]);
+        let only = NbdSpec { read_only: true, node: Some("n3".to_owned()), ..named(&["a"]) };
+        assert_eq!(exported(disks, only), [pair("a", true)]);
+        assert_eq!(exported(json!([]), named(&[])), [pair("root", true)], "there is no other");
+        assert!(instances(&wish(json!({})), KINDS, &Accounts::new()).iter().all(|one| one.kind.name() != NBD));
     }
 }

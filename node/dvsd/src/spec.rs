@@ -53,6 +53,7 @@ pub fn check(spec: &DcSpec, known_nodes: &KnownNodes) -> Result<(), ErrorBody> {
     check_disks(spec)?;
     check_ports(spec)?;
     check_egress(spec)?;
+    check_nbd(spec)?;
     service_core::wish::check(&spec.services, &spec.nodes)
 }
 
@@ -193,6 +194,26 @@ fn check_disks(spec: &DcSpec) -> Result<(), ErrorBody> {
     if copies > COPIES_PER_DC {
         return Err(bad(format!("{copies} copies of disks are too many"))
             .hint(format!("all replicas of a container together are at most {COPIES_PER_DC}")));
+    }
+    Ok(())
+}
+
+fn check_nbd(spec: &DcSpec) -> Result<(), ErrorBody> {
+    let Some(nbd) = &spec.nbd else { return Ok(()) };
+    check_placed(spec, nbd.node.as_deref(), "nbd")?;
+    if nbd.listen.port() == 0 {
+        return Err(bad("clients of NBD cannot know port 0").hint("--listen 127.0.0.1:10809"));
+    }
+    let disks: Vec<String> = crate::placer::disks(spec).into_iter().map(|disk| disk.name).collect();
+    let mut seen = BTreeSet::new();
+    for name in &nbd.disks {
+        if !disks.contains(name) {
+            let what = format!("there is no disk {name:?} that could be served over NBD");
+            return Err(bad(what).hint(format!("its disks are {}", disks.join(", "))));
+        }
+        if !seen.insert(name) {
+            return Err(bad(format!("disk {name:?} is named twice for NBD")).hint("each once"));
+        }
     }
     Ok(())
 }

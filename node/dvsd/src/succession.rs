@@ -18,7 +18,7 @@ use replica_core::{Replica, ReplicaRecord, ReplicaStanding};
 use vos_api::desk::disk_of_key;
 
 use crate::desks;
-use crate::kinds::COPY;
+use crate::kinds::{COPY, NBD};
 use crate::ledger::Booking;
 use crate::placer;
 use crate::records::{self, DcRecord, Desired};
@@ -203,6 +203,10 @@ fn moved(
         next.stand_with_file_server(instances, one, node, &Why::Asked);
         return Ok(next);
     }
+    if one.kind.name() == NBD {
+        next.stand(one, node, &Why::Asked);
+        return Ok(next);
+    }
     if one.kind != ServerKind::FS {
         return Err(data_there());
     }
@@ -240,6 +244,7 @@ fn succeed(record: &DcRecord, sets: &BTreeMap<usize, ReplicaRecord>, sight: &dyn
             next.stand(server, &disk.node, &Why::Beside { server: disk.name });
         }
     }
+    next.follow_with_exports(record, sight);
     (next.placement != record.placement || !next.sets.is_empty()).then_some(next)
 }
 
@@ -272,6 +277,18 @@ impl Succession {
         };
         if let Some(server) = instances.iter().find(goes_with) {
             self.stand(server, node, &Why::Beside { server: disk.name.clone() });
+        }
+    }
+
+    /// The gate for NBD goes to its first disk when its node is lost, unless people chose that node.
+    fn follow_with_exports(&mut self, record: &DcRecord, sight: &dyn NodeSight) {
+        let gates = record.placement.instances.iter().filter(|one| one.kind.name() == NBD);
+        for gate in gates.filter(|gate| gate.why != Why::Asked && sight.is_lost(&gate.node)) {
+            let exports = placer::exports(&record.spec, &self.placement.instances);
+            let node = exports.first().map(|(disk, _)| disk.node.clone());
+            if let Some(node) = node.filter(|node| !sight.is_lost(node)) {
+                self.stand(gate, &node, &Why::Lost { node: gate.node.clone() });
+            }
         }
     }
 
@@ -403,6 +420,29 @@ mod tests {
         let moved = follows(&["n1"]).unwrap();
         assert_eq!((stands(&moved, &ServerKind::DISK), stands(&moved, &ServerKind::FS)), (("n2", 1), ("n2", 2)));
         assert_eq!(moved.sets, BTreeMap::new());
+    }
+
+    #[test]
+    fn gate_for_nbd_goes_with_its_disk_unless_people_chose_its_node() {
+        let disks = json!([
+            { "name": "root", "bytes": 1 << 30, "node": "n3" },
+            { "name": "data", "bytes": 1 << 30, "node": "n1", "replicas": 2 },
+        ]);
+        let place = |node: Option<&str>| {
+            let mut record = record_with(json!([{ "kind": "ds", "node": "n3" }]), disks.clone());
+            record.spec.nbd = Some(mgmt_api::NbdSpec { node: node.map(str::to_owned), ..Default::default() });
+            placer::renew_exporting(&record.spec, &mut record.placement.instances, KINDS, 5);
+            record
+        };
+        let nbd = ServerKind::new(NBD);
+        let (beside, asked) = (place(None), place(Some("n1")));
+        assert_eq!(beside.placement.first(&nbd).map(|one| (one.node.as_str(), one.epoch)), Some(("n1", 5)));
+        let sets = BTreeMap::from([(1, set())]);
+        let next = |record: &DcRecord, lost: &[&'static str]| succeed(record, &sets, &Nodes(lost.to_vec()));
+        assert_eq!(next(&beside, &[]), None);
+        assert_eq!(stands(&next(&beside, &["n1"]).unwrap(), &nbd), ("n2", 6));
+        assert_eq!(stands(&next(&asked, &["n1"]).unwrap(), &nbd), ("n1", 5));
+        assert_eq!(stands(&moved(&asked, &sets, "nbd", "n3").unwrap(), &nbd), ("n3", 6));
     }
 
     #[test]

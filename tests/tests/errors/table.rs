@@ -202,6 +202,28 @@ pub const TABLE: &[Row] = &[
         &[(&["nope"], 1, "nope"), (&["shop", "x"], 1, "no disk 'x'")],
     ),
     row(
+        "disk export",
+        &["idle", "--listen", "127.0.0.1:18099"],
+        Daemon(Operator),
+        Refused,
+        Succeeds,
+        &[
+            (&["nope"], 1, "nope"),
+            (&["shop", "x"], 1, "its disks are"),
+            (&["shop", "--node", "n9"], 1, "n9"),
+            (&["shop", "--listen", "x"], 2, "x"),
+            (&["shop", "--listen", "192.0.2.1:10809"], 1, "192.0.2.1"),
+        ],
+    ),
+    row(
+        "disk unexport",
+        &["idle"],
+        Daemon(Operator),
+        Either,
+        Succeeds,
+        &[(&["nope"], 1, "nope"), (&["a", "b"], 2, "'b'")],
+    ),
+    row(
         "disk replica add",
         &["shop", "root", "{node}"],
         Daemon(Operator),

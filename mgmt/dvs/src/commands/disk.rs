@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use client::Client;
-use mgmt_api::{Dc, DiskCopyState, DiskStore, ServerKind};
+use mgmt_api::{Dc, DcChange, DiskCopyState, DiskStore, NbdSpec, ServerKind};
 use serde::Serialize;
 
 use super::dc::view;
@@ -28,7 +28,8 @@ asked to (--replicas 2), and dvs dc delete removes it.
 Examples:
   dvs disk ls
   dvs disk inspect shop root
-  dvs disk replica add shop root n3       one copy more, on n3"
+  dvs disk replica add shop root n3       one copy more, on n3
+  dvs disk export shop data               for clients of NBD, at 127.0.0.1:10809 of the disk's node"
 )]
 pub enum Command {
     /// List disks, where they stand and how many copies have everything.
@@ -49,6 +50,51 @@ pub enum Command {
     },
     #[command(subcommand)]
     Replica(ReplicaCommand),
+    Export(ExportOptions),
+    /// Serve no disk of a container over NBD any more; who is connected is cut off.
+    Unexport {
+        /// Container.
+        #[arg(add = names::containers())]
+        dc: String,
+    },
+}
+
+/// Serve disks of a container over NBD, to any client of that protocol
+#[derive(Args, Debug)]
+#[command(after_help = "\
+A gate of the container on one node serves them until dvs disk unexport, also after restarts, and replaces what was \
+exported before. Clients ask for a disk by its name; what was flushed, or written with FUA, survives as on any disk, and \
+they wait while the disk begins anew or moves to another copy. The first disk of a container holds its file tree, and is \
+only read: while programs write, what is read is of several moments.
+
+Without --tls whoever reaches the address reads and writes. With it clients show a certificate; ca-cert.pem, \
+server-cert.pem and server-key.pem lie in the directory nbd of the node's state directory (/var/lib/dvs/nbd), as other \
+servers of NBD have them.
+
+Examples:
+  dvs disk export shop data                              at 127.0.0.1:10809 of the node where the disk stands
+  dvs disk export shop --node n2 --listen 192.0.2.7:10809 --tls
+  nbdinfo --list nbd://127.0.0.1:10809
+  nbdcopy nbd://127.0.0.1:10809/data data.img
+  dvs disk unexport shop")]
+pub struct ExportOptions {
+    /// Container.
+    #[arg(add = names::containers())]
+    dc: String,
+    /// Disks, as dvs disk ls names them; all but the one of the file tree, or that one if it is the only one.
+    disks: Vec<String>,
+    /// Where clients connect; an address of the node.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:10809")]
+    listen: std::net::SocketAddr,
+    /// Node of the container where they connect; the one where the first disk stands.
+    #[arg(long, add = names::nodes())]
+    node: Option<String>,
+    /// Encrypt, and let in only clients with a certificate that is known there.
+    #[arg(long)]
+    tls: bool,
+    /// Nothing can be changed.
+    #[arg(long)]
+    read_only: bool,
 }
 
 /// Copies of a disk: one more, one less, another primary
@@ -194,6 +240,13 @@ pub fn execute(global: &Global, command: &Command) -> Outcome {
             let shown = one(&block_on(daemon(global)?.dc(dc))??, disk)?;
             print(|out| output::one(out, global.output, &shown, show))
         }
+        Command::Export(options) => export(global, options),
+        Command::Unexport { dc } => {
+            let change = DcChange { nbd: Some(None), ..DcChange::default() };
+            let now = block_on(daemon(global)?.change_dc(dc, &change))??;
+            say(&format!("no disk of container '{dc}' is served over NBD"));
+            print(|out| view::changed(out, global.output, &now))
+        }
         Command::Replica(ReplicaCommand::Add(options)) => add(global, options),
         Command::Replica(ReplicaCommand::Remove(RemoveOptions { meant: Meant { dc, disk, node }, force })) => {
             let now = block_on(daemon(global)?.remove_replica(dc, disk, node, *force))??;
@@ -206,6 +259,18 @@ pub fn execute(global: &Global, command: &Command) -> Outcome {
             print(|out| view::changed(out, global.output, &now))
         }
     }
+}
+
+fn export(global: &Global, options: &ExportOptions) -> Outcome {
+    let ExportOptions { dc, disks, listen, node, tls, read_only } = options;
+    let nbd = NbdSpec { listen: *listen, node: node.clone(), disks: disks.clone(), tls: *tls, read_only: *read_only };
+    let change = DcChange { nbd: Some(Some(nbd)), ..DcChange::default() };
+    let now = block_on(daemon(global)?.change_dc(dc, &change))??;
+    let (scheme, only) = (if *tls { "nbds" } else { "nbd" }, if *read_only { ", read-only" } else { "" });
+    let gate = now.placement.instances.iter().find(|one| one.kind.name() == "nbd");
+    let node = gate.map_or("-", |gate| gate.node.as_str());
+    say(&format!("disks of container '{dc}' are served at {scheme}://{listen} of {node}{only}"));
+    print(|out| view::changed(out, global.output, &now))
 }
 
 fn add(global: &Global, options: &AddOptions) -> Outcome {

@@ -26,6 +26,7 @@ Started by `dvs daemon`, one process each, with their instructions in the variab
   dvs gate calls      answers system calls of programs that name processes of other nodes
   dvs gate ports      leads from published ports of the node into a container
   dvs gate egress     leads from programs of a container to the outside
+  dvs gate nbd        serves disks of a container to clients of NBD
   dvs proxy           carries messages and data to the other nodes
   dvs shelf           holds copies of the broker's descriptors; survives the daemon
   dvs etcd            becomes the node's member of etcd; survives the daemon
@@ -79,6 +80,8 @@ pub enum Gate {
     Ports,
     /// What programs of a container send to the outside.
     Egress,
+    /// Disks of a container, for clients of NBD.
+    Nbd,
 }
 
 pub fn execute(global: &Global, command: Command) -> Outcome {
@@ -147,6 +150,7 @@ mod machinery {
             Gate::Calls => gate_syscall::main_from_spawn(),
             Gate::Ports => gate_port::main_from_spawn(),
             Gate::Egress => gate_port::main_of_egress(),
+            Gate::Nbd => gate_nbd::main_from_spawn(),
         }
     }
 

@@ -16,8 +16,10 @@ use super::dcs::{Progress, wait_until};
 use super::failure::{Failure, no_such_dc};
 use super::spans::{contended, demand_lasting, known_nodes};
 use super::{Api, blocking, parse, read_body};
+use crate::kinds::KINDS;
 use crate::ledger::{self, Accounts, Booking, Change};
 use crate::level;
+use crate::placer;
 use crate::records::{self, DcRecord, DcView, Desired};
 use crate::spec;
 
@@ -53,13 +55,14 @@ pub fn admit(engine: &dyn Engine, record: &DcRecord, change: &DcChange, nodes: &
 
 /// The description as it is to be.
 fn changed(spec: &DcSpec, change: &DcChange) -> Result<DcSpec, ErrorBody> {
-    let DcChange { generation: _, limits, env, egress, ports } = change;
+    let DcChange { generation: _, limits, env, egress, nbd, ports } = change;
     let mut spec = spec.clone();
     spec.limits = changed_limits(&spec.limits, limits)?;
     for (name, value) in env {
         set_variable(&mut spec.env, name, value.as_ref())?;
     }
     spec.egress = egress.clone().unwrap_or(spec.egress);
+    spec.nbd = nbd.clone().unwrap_or(spec.nbd);
     spec.ports = ports.clone().unwrap_or(spec.ports);
     Ok(spec)
 }
@@ -119,11 +122,13 @@ fn demand_generation(record: &DcRecord, wanted: Option<u64>) -> Result<(), Error
 /// Daemons of the release before cannot read such a container any more.
 pub fn demand_release(spec: &DcSpec, level: u64) -> Result<(), ErrorBody> {
     let is_known = spec.ports.is_empty() && spec.egress.is_none() && spec.env.is_empty();
-    let is_known = is_known && !spec.disks.iter().any(DiskSpec::is_replicated);
+    let is_known = is_known && spec.nbd.is_none() && !spec.disks.iter().any(DiskSpec::is_replicated);
     if is_known || level >= records::FORMAT {
         return Ok(());
     }
-    Err(unknown_to_some("published ports, no way out, no environment of containers and no copies of disks"))
+    Err(unknown_to_some(
+        "published ports, no way out, no environment of containers, no disks over NBD and no copies of disks",
+    ))
 }
 
 /// Likewise, whatever its description says.
@@ -184,6 +189,10 @@ pub async fn edit(
             demand_lasting(&view.record)?;
             let earlier = view.record.clone();
             edit(engine, &mut view.record)?;
+            if view.record.spec.nbd != earlier.spec.nbd {
+                let DcRecord { spec, placement, generation, .. } = &mut view.record;
+                placer::renew_exporting(spec, &mut placement.instances, KINDS, *generation + 1);
+            }
             if view.record == earlier || write(engine, &mut view, &earlier.spec)? {
                 return Ok(Edited { view, earlier });
             }

@@ -195,6 +195,11 @@ fn change(is: &DcSpec, wanted: &DcSpec) -> (DcChange, Vec<String>) {
         what.push(format!("way out: {to}"));
         change.egress = Some(wanted.egress.clone());
     }
+    if is.nbd != wanted.nbd {
+        let to = wanted.nbd.as_ref().map_or("none".to_owned(), |nbd| format!("at {}", nbd.listen));
+        what.push(format!("disks over NBD: {to}"));
+        change.nbd = Some(wanted.nbd.clone());
+    }
     let is_other = |one: &[_], other: &[_]| one.iter().any(|port| !other.contains(port));
     if is_other(&is.ports, &wanted.ports) || is_other(&wanted.ports, &is.ports) {
         let gone = is.ports.iter().filter(|port| !wanted.ports.contains(port));

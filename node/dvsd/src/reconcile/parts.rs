@@ -62,6 +62,8 @@ const EGRESS_GATE: PortGateKind =
 const BROKER_SOCKET: &str = "broker";
 /// Likewise: who the container's nodes are.
 const HOSTS: &str = sandbox::rootfs::HOSTS;
+/// In the state directory of a node: certificates for clients of NBD, which people put there.
+const NBD_TLS_DIR: &str = "nbd";
 /// Which nodes are lost, for servers.
 const LOST_SEATS: &str = "lost";
 
@@ -1093,6 +1095,18 @@ impl Parts {
                 Source::Keeper(key) => {
                     let held = self.keeper()?.fetch(key)?;
                     held.ok_or_else(|| Problem::from(format!("the keeper has no descriptor '{key}'")))
+                }
+                Source::NbdListener => {
+                    let nbd = self.share.spec.nbd.as_ref().ok_or("no disk is served over NBD")?;
+                    let listener = std::net::TcpListener::bind(nbd.listen)
+                        .map_err(|error| format!("nobody can connect at {}: {error}", nbd.listen))?;
+                    Ok(listener.into())
+                }
+                Source::NbdTls(_) if self.share.spec.nbd.as_ref().is_none_or(|nbd| !nbd.tls) => return Ok(None),
+                Source::NbdTls(name) => {
+                    let path = self.context.config.state_dir.join(NBD_TLS_DIR).join(name);
+                    let file = File::open(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+                    Ok(file.into())
                 }
                 Source::KeeperIfAny(key) => return Ok(self.keeper()?.fetch(key)?),
                 Source::CallGate(part) => {

@@ -102,6 +102,15 @@ impl Share {
         placer::copies_of(&self.placement.instances, disk)
     }
 
+    fn exports(&self) -> String {
+        let exports = placer::exports(&self.spec, &self.placement.instances).into_iter();
+        let shown = exports.filter_map(|(disk, is_read_only)| {
+            let only = if is_read_only { ":ro" } else { "" };
+            Some(format!("{}={}{only}", disk.volume.as_ref()?.name, disk.endpoint))
+        });
+        shown.collect::<Vec<_>>().join(",")
+    }
+
     fn disk_of(&self, copy: &Instance) -> Option<&Instance> {
         let name = &copy.volume.as_ref()?.name;
         let is_disk = |one: &&Instance| one.kind == mgmt_api::ServerKind::DISK;
@@ -140,6 +149,9 @@ impl Share {
             let value = match setting {
                 Setting::EndpointOf(kind) => json!(first(kind)?.endpoint),
                 Setting::EpochOf(kind) => json!(first(kind)?.epoch),
+                Setting::OwnerOfDisk if self.instance(part)?.index > 0 => json!(Endpoint::NBD.number()),
+                Setting::OwnerOfDisk => json!(first("fs")?.endpoint),
+                Setting::Exports => json!(self.exports()),
                 Setting::DiskBytes => json!(self.instance(part)?.volume.as_ref()?.bytes),
                 Setting::Set => match self.instance(part)?.volume.as_ref()?.set {
                     Some(set) => json!(set),
@@ -225,7 +237,7 @@ mod tests {
         crate::placer::number_sets(&mut share.placement.instances, || Ok::<u64, ()>(5)).unwrap();
         let part = |kind: &str, index| Part::Server(KINDS.iter().find(|row| row.name == kind).unwrap(), index);
         let options = |part: Part| share.options(&part).unwrap();
-        let set = json!({ "bytes": 1 << 30, "owner": 1, "set": 5, "own": 0, "copies": 0b11 });
+        let set = json!({ "bytes": 1 << 30, "owner": 6, "set": 5, "own": 0, "copies": 0b11 });
         assert_eq!((options(part("disk", 1)), share.is_replicated(&part("disk", 1))), (set, true));
         assert_eq!(options(part("disk", 0)), json!({ "bytes": 1 << 30, "owner": 1 }));
         for number in 0..2 {

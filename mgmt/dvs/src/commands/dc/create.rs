@@ -56,6 +56,12 @@ dc.toml:
   node = \"n3\"
   bytes = 2147483648
   replicas = 2                           # copies, each on another node; 1 when absent
+  [nbd]                                  # further disks, for clients of NBD
+  listen = \"127.0.0.1:10809\"           # of the node
+  node = \"n1\"                          # beside its first disk when absent
+  disks = [\"data\"]                     # all but the first when absent
+  tls = false
+  read_only = false
   [[services]]
   name = \"web\"
   command = [\"/usr/bin/python3\", \"-m\", \"http.server\", \"8080\"]
@@ -205,6 +211,7 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
         disks: Vec::new(),
         services: Vec::new(),
         egress: None,
+        nbd: None,
         ports: Vec::new(),
     });
     if let Some(name) = options.name {

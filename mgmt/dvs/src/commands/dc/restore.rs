@@ -125,12 +125,14 @@ fn wanted(dc: &DcSpec, options: &Options) -> DcSpec {
     spec.name = options.name.clone().unwrap_or(spec.name);
     if options.no_ports {
         spec.ports.clear();
+        spec.nbd = None;
     }
     if !options.nodes.is_empty() {
         spec.nodes.clone_from(&options.nodes);
         let is_spanned = |node: &String| options.nodes.contains(node);
         spec.servers.iter_mut().for_each(|server| server.node = server.node.take().filter(is_spanned));
         spec.disks.iter_mut().for_each(|disk| disk.node = disk.node.take().filter(is_spanned));
+        spec.nbd.iter_mut().for_each(|nbd| nbd.node = nbd.node.take().filter(is_spanned));
     }
     spec
 }

@@ -128,7 +128,7 @@ fn change(options: Options) -> Result<DcChange, Failure> {
         (_, false, []) => None,
         (.., rules) => Some(Some(EgressSpec { allow: rules.iter().map(ToString::to_string).collect() })),
     };
-    let change = DcChange { generation: None, limits: limits.collect(), env, egress, ports: None };
+    let change = DcChange { generation: None, limits: limits.collect(), env, egress, ..DcChange::default() };
     if change == DcChange::default() {
         return Err(Failure::usage("nothing is to be changed").hint("dvs dc set --help"));
     }

@@ -74,6 +74,12 @@ pub fn whole(whole: &Whole, out: &mut impl Write) -> io::Result<()> {
         let all = "everything but the cluster's nodes".to_owned();
         fact("egress", if egress.allow.is_empty() { all } else { egress.allow.join(", ") });
     }
+    if let Some(nbd) = &dc.spec.nbd {
+        let disks = if nbd.disks.is_empty() { String::new() } else { format!("{} ", nbd.disks.join(", ")) };
+        let gate = dc.placement.instances.iter().find(|one| one.kind.name() == "nbd");
+        let node = gate.map_or(String::new(), |gate| format!(" of {}", gate.node));
+        fact("over NBD", format!("{disks}at {}{node}{}", nbd.listen, if nbd.tls { ", encrypted" } else { "" }));
+    }
     if !dc.spec.env.is_empty() {
         fact("env", dc.spec.env.iter().map(|pair| pair.lossy()).collect::<Vec<_>>().join(" "));
     }

@@ -1,0 +1,182 @@
+//! Disks of a container over NBD, for clients of others.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use end_to_end::nbd::{certificates, has};
+use end_to_end::{Cluster, eventually, has_etcd};
+use serde_json::Value;
+
+const SOON: Duration = Duration::from_secs(30);
+const DC: &str = r#"
+name = "shop"
+nodes = ["n1", "n2", "n3"]
+
+[[disks]]
+name = "root"
+bytes = 67108864
+node = "n1"
+
+[[disks]]
+name = "data"
+bytes = 67108864
+node = "n2"
+replicas = 2
+"#;
+
+/// Of a program on a node's machine.
+fn on(cluster: &Cluster, node: &str, words: &[&str]) -> (bool, String) {
+    let done = cluster.output(&[&["dev", "exec", node, "--", "timeout", "60"], words].concat());
+    let (said, error) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    (done.status.success(), format!("{said}{error}"))
+}
+
+fn ok(cluster: &Cluster, node: &str, words: &[&str]) -> String {
+    let (fine, said) = on(cluster, node, words);
+    assert!(fine, "{words:?} on {node}: {said}{}", cluster.logs());
+    said
+}
+
+fn qemu_io(cluster: &Cluster, node: &str, uri: &str, steps: &[&str]) {
+    let steps: Vec<&str> = steps.iter().flat_map(|step| ["-c", step]).collect();
+    let said = ok(cluster, node, &[&["qemu-io", "-f", "raw", uri][..], &steps].concat());
+    assert!(!said.contains("verification failed"), "{said}");
+}
+
+fn inspect(cluster: &Cluster) -> Value {
+    cluster.json(&["dc", "inspect", "shop", "-o", "json"])
+}
+
+fn gate_node(cluster: &Cluster) -> Option<String> {
+    let placed = inspect(cluster)["placement"]["instances"].as_array().cloned().unwrap_or_default();
+    placed.iter().find(|one| one["kind"] == "nbd").and_then(|one| one["node"].as_str()).map(str::to_owned)
+}
+
+fn address(cluster: &Cluster, node: &str) -> String {
+    let nodes = cluster.json(&["node", "ls", "-o", "json"]);
+    let of = nodes.as_array().expect("a list").iter().find(|one| one["name"] == node).cloned();
+    of.expect("a node")["address"].as_str().expect("an address").to_owned()
+}
+
+fn shop() -> Option<Cluster> {
+    if !has_etcd() || !has("nbdinfo", "libnbd-bin") || !has("qemu-io", "qemu-utils") {
+        return None;
+    }
+    let cluster = Cluster::up_with(3, &["--engine", "etcd"]);
+    let file = cluster.state_dir().join("dc.toml");
+    std::fs::write(&file, DC).expect("written");
+    cluster.ok(&["dc", "create", "-f", file.to_str().expect("text"), "--start"]);
+    Some(cluster)
+}
+
+#[test]
+fn disk_of_a_container_is_one_for_clients_of_others_wherever_it_goes() {
+    let Some(cluster) = shop() else { return };
+    let said = cluster.ok(&["disk", "export", "shop"]);
+    assert_eq!(gate_node(&cluster).as_deref(), Some("n2"), "{said}: beside the disk");
+    let here = "nbd://127.0.0.1:10809/data";
+    let listed = ok(&cluster, "n2", &["nbdinfo", "--list", "nbd://127.0.0.1:10809"]);
+    assert!(listed.contains("export=\"data\"") && !listed.contains("export=\"root\""), "{listed}");
+    for what in ["can_multi_conn: true", "can_fua: true", "can_trim: true", "is_read_only: false"] {
+        assert!(listed.contains(what), "{listed}");
+    }
+    let path = |name: &str| cluster.state_dir().join(name).to_str().expect("text").to_owned();
+    let (random, back) = (path("random"), path("back"));
+    ok(&cluster, "n2", &["sh", "-c", &format!("head -c 40000000 /dev/urandom > {random}")]);
+    ok(&cluster, "n2", &["nbdcopy", "--connections=4", &random, here]);
+    ok(&cluster, "n2", &["nbdcopy", "--connections=4", here, &back]);
+    ok(&cluster, "n2", &["cmp", "-n", "40000000", &random, &back]);
+    let steps = ["write -P 7 205k 3k", "read -P 7 205k 3k", "write -f -P 9 1M 64k", "discard 0 64k", "read -P 0 0 64k"];
+    qemu_io(&cluster, "n2", here, &[&steps[..], &["write -z 2M 1M", "read -P 0 2M 1M", "flush"]].concat());
+
+    // The tree's disk is only read, and is the image of a file system that is mounted.
+    cluster.ok(&["disk", "export", "shop", "data", "root", "--node", "n3", "--listen", "0.0.0.0:10809"]);
+    assert_eq!(gate_node(&cluster).as_deref(), Some("n3"));
+    assert!(!on(&cluster, "n2", &["nbdinfo", "--size", here]).0, "nobody listens where it was");
+    let there = format!("nbd://{}:10809", address(&cluster, "n3"));
+    let (data, root) = (format!("{there}/data"), format!("{there}/root"));
+    assert!(ok(&cluster, "n1", &["nbdinfo", &root]).contains("is_read_only: true"));
+    ok(&cluster, "n1", &["nbdcopy", &root, &back]);
+    assert!(!on(&cluster, "n1", &["qemu-io", "-f", "raw", &root, "-c", "write 0 4k"]).0);
+    qemu_io(&cluster, "n1", &data, &["read -P 7 205k 3k", "read -P 9 1M 64k"]);
+
+    // One connection goes on while disk and gate's daemon are killed, and the disk's node is lost.
+    let writes: Vec<String> = (1..100)
+        .flat_map(|count| {
+            let write = format!("write -P {count} {}k 64k", 3 * 1024 + 64 * count);
+            [write, if count % 8 == 0 { "flush" } else { "sleep 100" }.to_owned()]
+        })
+        .collect();
+    let words = ["dev", "exec", "n1", "--", "timeout", "100", "qemu-io", "-f", "raw", &data];
+    let steps: Vec<&str> = writes.iter().flat_map(|step| ["-c", step.as_str()]).collect();
+    let client = cluster.spawn(&[&words[..], &steps, &["-c", "flush"]].concat());
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(700));
+        if let Some(pid) = cluster.server_pid("shop", "n2", "disk-data") {
+            cluster.kill("n2", pid);
+        }
+    }
+    let both_current = || {
+        let disk = cluster.json(&["disk", "inspect", "shop", "data", "-o", "json"]);
+        let copies = disk["copies"].as_array()?.clone();
+        copies.iter().all(|copy| copy["state"] == "primary" || copy["state"] == "current").then_some(())
+    };
+    eventually("both copies have everything", SOON, both_current);
+    cluster.ok(&["dev", "kill", "n2"]);
+    let done = client.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&done.stdout).into_owned() + &String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success() && !said.contains("error"), "{said}{}", cluster.logs());
+    let reads: Vec<String> = (1..100).map(|count| format!("read -P {count} {}k 64k", 3 * 1024 + 64 * count)).collect();
+    qemu_io(&cluster, "n1", &data, &reads.iter().map(String::as_str).collect::<Vec<_>>());
+
+    cluster.ok(&["disk", "unexport", "shop"]);
+    assert_eq!(gate_node(&cluster), None);
+    assert!(!on(&cluster, "n1", &["nbdinfo", "--size", &data]).0);
+    assert!(inspect(&cluster)["spec"]["nbd"].is_null());
+    // Whoever comes later is not taken for who was before.
+    cluster.ok(&["disk", "export", "shop", "data", "--node", "n1"]);
+    qemu_io(&cluster, "n1", here, &["write -P 1 0 4k", "read -P 1 0 4k"]);
+}
+
+#[test]
+fn what_cannot_be_exported_is_refused_and_changes_nothing() {
+    let Some(cluster) = shop() else { return };
+    let fails = |words: &[&str], status: i32, told: &str| {
+        let (got, said) = cluster.fails(&[&["disk", "export", "shop"], words].concat());
+        assert!(got == status && said.contains(told), "{words:?}: {got} {said}");
+        assert!(inspect(&cluster)["spec"]["nbd"].is_null() && gate_node(&cluster).is_none(), "{words:?}");
+    };
+    fails(&["nope"], 1, "its disks are root, data");
+    fails(&["data", "data"], 1, "named twice");
+    fails(&["--node", "n9"], 1, "n9");
+    fails(&["--listen", "127.0.0.1:0"], 1, "port 0");
+    fails(&["--listen", "192.0.2.1:10809"], 1, "nobody can connect at 192.0.2.1:10809");
+    fails(&["--listen", "nowhere"], 2, "nowhere");
+    fails(&["--tls"], 1, "nbd/ca-cert.pem");
+    let held = "import os, socket, time; s = socket.create_server(('127.0.0.1', 10809)); \
+                print(os.getpid(), flush=True); time.sleep(90)";
+    let mut taken = cluster.command_without_limit(&["dev", "exec", "n2", "--", "python3", "-c", held]);
+    let mut taken = taken.stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut pid = String::new();
+    BufReader::new(taken.stdout.take().expect("a pipe")).read_line(&mut pid).expect("it listens");
+    fails(&[], 1, "in use");
+    cluster.kill("n2", pid.trim().parse().expect("a number"));
+    taken.wait().expect("it ends");
+
+    // With certificates, for who has one.
+    let dir = cluster.path_of("n2", "state_dir").join("nbd");
+    certificates(Path::new(&dir), &["server", "client"]);
+    cluster.ok(&["disk", "export", "shop", "--tls"]);
+    let uri = "nbds://127.0.0.1:10809/data";
+    let known = format!("{uri}?tls-certificates={}", dir.display());
+    assert!(ok(&cluster, "n2", &["nbdinfo", &known]).contains("with TLS"));
+    for stranger in [uri, "nbd://127.0.0.1:10809/data"] {
+        assert!(!on(&cluster, "n2", &["nbdinfo", "--size", stranger]).0, "{stranger}");
+    }
+    // It is there again after a restart, as everything that a container is.
+    cluster.ok(&["dc", "stop", "shop"]);
+    cluster.ok(&["dc", "start", "shop"]);
+    eventually("it is served again", SOON, || on(&cluster, "n2", &["nbdinfo", "--size", &known]).0.then_some(()));
+}
