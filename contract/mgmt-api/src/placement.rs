@@ -23,6 +23,9 @@ impl ServerKind {
     /// One for each of the `disks`; cannot be named in `servers`.
     pub const DISK: ServerKind = ServerKind::new("disk");
 
+    /// The gate that serves disks over NBD.
+    pub const NBD: ServerKind = ServerKind::new("nbd");
+
     pub const fn new(name: &'static str) -> ServerKind {
         ServerKind(Cow::Borrowed(name))
     }

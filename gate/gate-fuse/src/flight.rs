@@ -144,12 +144,10 @@ impl Flights {
 
     /// Gives a flight that has a last moment another one.
     pub fn leave_rather_at(&mut self, token: Token, at: Instant) {
-        let Some(flight) = self.by_token.get_mut(&token) else { return };
-        if let Some(earlier) = flight.leave_at.replace(at) {
-            self.leaving.remove(&(earlier, token));
+        let last = self.by_token.get_mut(&token).and_then(|flight| flight.leave_at.as_mut());
+        if let Some(last) = last {
+            self.leaving.remove(&(std::mem::replace(last, at), token));
             self.leaving.insert((at, token));
-        } else {
-            flight.leave_at = None;
         }
     }
 

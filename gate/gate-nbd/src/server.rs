@@ -204,6 +204,7 @@ impl Write for Output {
 }
 
 /// Exports, and those who are connected to them.
+#[derive(Default)]
 pub struct Exporter {
     exports: Vec<Export>,
     /// Of each.
@@ -214,18 +215,7 @@ pub struct Exporter {
     last: AtomicU64,
 }
 
-impl Default for Exporter {
-    fn default() -> Exporter {
-        Exporter::new()
-    }
-}
-
 impl Exporter {
-    pub fn new() -> Exporter {
-        let (exports, stores, clients) = (Vec::new(), Vec::new(), Mutex::default());
-        Exporter { exports, stores, tls: None, clients, is_empty: Condvar::new(), last: AtomicU64::new(0) }
-    }
-
     /// The first is for clients that name none, too.
     pub fn export(&mut self, name: &str, description: &str, store: Box<dyn BlockStore>) {
         self.exports.push(Export {
@@ -704,7 +694,7 @@ mod tests {
         // Its other end is readable once this one is closed.
         let (stopped, stop) = rustix::pipe::pipe().unwrap();
         let store = MemoryStore::of_blocks(SIZE as usize / 4096);
-        let mut exporter = Exporter::new();
+        let mut exporter = Exporter::default();
         exporter.export("disk", "", Box::new(store));
         let exporter = Arc::new(exporter);
         let thread = std::thread::spawn(move || exporter.run(&listener, stopped.as_fd()));

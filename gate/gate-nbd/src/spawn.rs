@@ -15,25 +15,23 @@ use ipc::Port;
 use libvos::SharedPort;
 use sys::harden::{Identity, give_up_privileges, restrict_system_calls};
 use sys::spawn::{Spawn, SpawnError};
-use tracing_subscriber::EnvFilter;
 
 use crate::disk::DiskStore;
 use crate::server::{Exporter, NbdListener};
 use crate::tls::TlsSettings;
 
+const NAME: &str = "nbd";
 /// Beyond those of every process of ours.
 const SYSTEM_CALLS: &[libc::c_long] = &[libc::SYS_accept4, libc::SYS_setsockopt];
 
 /// Runs a gate process to its end: 0 when it was asked to stop.
 pub fn main_from_spawn() -> ExitCode {
-    let filter = EnvFilter::try_from_env("DVS_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(sys::log::stderr).with_ansi(false);
-    let _ = log.log_internal_errors(false).try_init();
+    vos_rt::log::begin(NAME);
     sys::log::end_on_panic();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            sys::log::say_causes(format_args!("dvs: the gate for NBD ended"), &*error);
+            vos_rt::log::failure(NAME, &*error);
             ExitCode::FAILURE
         }
     }
@@ -59,7 +57,7 @@ fn run() -> Result<(), Box<dyn Error + Send + Sync>> {
     let stop = sys::signals::open(&[libc::SIGTERM, libc::SIGINT])?;
     give_up_privileges(Identity { uid: spawn.uid, gid: spawn.gid })?;
     let port = SharedPort::new(Port::from_socket(broker, Some(endpoint))?);
-    let mut exporter = Exporter::new();
+    let mut exporter = Exporter::default();
     for export in &exports {
         let store = DiskStore::open(port.clone(), export.disk, spawn.placement_epoch, export.is_read_only)?;
         let description = format!("disk {} of container {}", export.name, spawn.dc_name);

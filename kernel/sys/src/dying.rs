@@ -33,17 +33,12 @@ pub fn ask(socket: impl AsFd, request: u64, thread: u32) -> io::Result<()> {
 /// There will be none any more.
 pub fn hear(socket: impl AsFd) -> io::Result<Option<(u64, bool)>> {
     let mut message = [0; ANSWER_BYTES];
-    match seqpacket::receive(socket, &mut message) {
-        Ok(received) if received.bytes == ANSWER_BYTES => {
-            let (request, rest) = message.split_at(8);
-            let request = request.try_into().map_or(0, u64::from_le_bytes);
-            Ok(Some((request, rest.ends_with(&1_u32.to_le_bytes()))))
-        }
-        Ok(received) if received.bytes == 0 => Err(io::ErrorKind::UnexpectedEof.into()),
-        Ok(_) => Err(io::ErrorKind::InvalidData.into()),
-        Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => Ok(None),
-        Err(cause) => Err(cause),
+    if !receive(socket, &mut message)? {
+        return Ok(None);
     }
+    let (request, rest) = message.split_at(8);
+    let request = request.try_into().map_or(0, u64::from_le_bytes);
+    Ok(Some((request, rest.ends_with(&1_u32.to_le_bytes()))))
 }
 
 /// Answers what was asked last. False: nothing was.
@@ -52,18 +47,25 @@ pub fn hear(socket: impl AsFd) -> io::Result<Option<(u64, bool)>> {
 /// Nobody asks any more, or not like this.
 pub fn answer(socket: impl AsFd) -> io::Result<bool> {
     let mut message = [0; ANSWER_BYTES];
-    match seqpacket::receive(&socket, &mut message[..ASK_BYTES]) {
-        Ok(received) if received.bytes == ASK_BYTES => (),
-        Ok(received) if received.bytes == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-        Ok(_) => return Err(io::ErrorKind::InvalidData.into()),
-        Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-        Err(cause) => return Err(cause),
+    if !receive(&socket, &mut message[..ASK_BYTES])? {
+        return Ok(false);
     }
     let thread = message[8..ASK_BYTES].try_into().map_or(0, u32::from_le_bytes);
     message[ASK_BYTES..].copy_from_slice(&u32::from(is_dying(thread)).to_le_bytes());
     match seqpacket::send(socket, &message, &[] as &[OwnedFd]) {
         Err(cause) if cause.kind() != io::ErrorKind::WouldBlock => Err(cause),
         _ => Ok(true),
+    }
+}
+
+/// The next message, which has as many bytes as there is room. False: there is none yet.
+fn receive(socket: impl AsFd, message: &mut [u8]) -> io::Result<bool> {
+    match seqpacket::receive(socket, message) {
+        Ok(received) if received.bytes == message.len() => Ok(true),
+        Ok(received) if received.bytes == 0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok(_) => Err(io::ErrorKind::InvalidData.into()),
+        Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => Ok(false),
+        Err(cause) => Err(cause),
     }
 }
 

@@ -136,8 +136,7 @@ pub fn disks(wish: &DcSpec) -> Vec<DiskSpec> {
 pub fn exports<'a>(wish: &DcSpec, instances: &'a [Instance]) -> Vec<(&'a Instance, bool)> {
     let Some(nbd) = &wish.nbd else { return Vec::new() };
     let disks: Vec<&Instance> = instances.iter().filter(|one| one.kind == ServerKind::DISK).collect();
-    let name = |disk: &Instance| disk.volume.as_ref().map(|volume| volume.name.clone());
-    let named = |wanted: &String| disks.iter().copied().find(|disk| name(disk).as_ref() == Some(wanted));
+    let named = |name: &String| disks.iter().copied().find(|disk| is_volume(disk, name));
     let chosen: Vec<&Instance> = match (nbd.disks.as_slice(), disks.as_slice()) {
         ([], [_, further @ ..]) if !further.is_empty() => further.to_vec(),
         ([], all) => all.to_vec(),

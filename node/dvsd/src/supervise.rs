@@ -68,6 +68,8 @@ enum Fitness {
     Fit,
     /// Its connection ended with the daemon that made it, or it is of an earlier release.
     Stale,
+    /// It knows an earlier placement: what it would still write goes to who does not stand there any more.
+    Misled,
 }
 
 /// Whether what a process was given by an earlier daemon is still of use.
@@ -124,7 +126,7 @@ impl Supervised {
             Life::Absent => Standing::Absent,
             Life::Starting { .. } => Standing::Coming,
             Life::Running { fitness: Fitness::Fit, .. } => Standing::Ready,
-            Life::Running { fitness: Fitness::Stale, .. } => Standing::Stale,
+            Life::Running { fitness: Fitness::Stale | Fitness::Misled, .. } => Standing::Stale,
             Life::Resting { .. } => Standing::Resting,
         }
     }
@@ -242,9 +244,24 @@ impl Supervised {
 
     /// What runs, or is about to, is to be replaced.
     pub fn make_stale(&mut self) {
+        self.is_to_go(Fitness::Stale);
+    }
+
+    /// Likewise, and at once, because it knows an earlier placement.
+    pub fn make_misled(&mut self) {
+        self.is_to_go(Fitness::Misled);
+    }
+
+    pub fn is_misled(&self) -> bool {
+        matches!(self.life, Life::Running { fitness: Fitness::Misled, .. })
+    }
+
+    fn is_to_go(&mut self, fitness: Fitness) {
         self.life = match std::mem::replace(&mut self.life, Life::Absent) {
+            // What was true of it stays so.
+            life @ Life::Running { fitness: Fitness::Misled, .. } => life,
             Life::Starting { child, since, .. } | Life::Running { child, since, .. } => {
-                Life::Running { child, since, fitness: Fitness::Stale }
+                Life::Running { child, since, fitness }
             }
             life @ (Life::Absent | Life::Resting { .. }) => life,
         };

@@ -180,7 +180,7 @@ mod served {
         let (bytes, read_only) = (store.bytes(), store.is_read_only());
         let served = Served { uri, image: image.to_string(), bytes, read_only };
         print(|out| output::one(out, global.output, &served, view))?;
-        let mut exporter = Exporter::new();
+        let mut exporter = Exporter::default();
         exporter.export(EXPORT, &served.image, Box::new(store));
         if let Some(settings) = tls {
             exporter.demand_tls(settings);

@@ -267,7 +267,7 @@ fn export(global: &Global, options: &ExportOptions) -> Outcome {
     let change = DcChange { nbd: Some(Some(nbd)), ..DcChange::default() };
     let now = block_on(daemon(global)?.change_dc(dc, &change))??;
     let (scheme, only) = (if *tls { "nbds" } else { "nbd" }, if *read_only { ", read-only" } else { "" });
-    let gate = now.placement.instances.iter().find(|one| one.kind.name() == "nbd");
+    let gate = now.placement.first(&ServerKind::NBD);
     let node = gate.map_or("-", |gate| gate.node.as_str());
     say(&format!("disks of container '{dc}' are served at {scheme}://{listen} of {node}{only}"));
     print(|out| view::changed(out, global.output, &now))

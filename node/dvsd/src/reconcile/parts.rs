@@ -2,7 +2,7 @@
 //!
 //! Every step may be repeated: a daemon that was killed in between begins with what is there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::net::Ipv4Addr;
@@ -80,8 +80,6 @@ pub struct Parts {
     run_dir: PathBuf,
     state_dir: PathBuf,
     processes: BTreeMap<Part, Supervised>,
-    /// Those of them that know an earlier placement, and are to be replaced.
-    misled: BTreeSet<Part>,
     plain: BTreeMap<Part, Plain>,
     cgroup: Option<Cgroup>,
     /// Seats of nodes of which the call gate was told that they are lost, a bit each.
@@ -164,7 +162,6 @@ impl Parts {
             run_dir,
             state_dir,
             processes: BTreeMap::new(),
-            misled: BTreeSet::new(),
             plain: BTreeMap::new(),
             cgroup: None,
             lost: 0,
@@ -446,9 +443,9 @@ impl Parts {
                 self.processes.get_mut(part).map_or(Ok(()), |process| process.end(SERVER_GRACE)).map_err(Problem::from)
             }
             Part::Server(..) => {
-                // What it would still write goes to who does not stand there any more.
-                let grace = if self.misled.remove(part) { Duration::ZERO } else { SERVER_GRACE };
-                let ended = self.processes.get_mut(part).map_or(Ok(()), |process| process.end(grace));
+                let ended = self.processes.get_mut(part).map_or(Ok(()), |process| {
+                    process.end(if process.is_misled() { Duration::ZERO } else { SERVER_GRACE })
+                });
                 self.desk_of(part).into_iter().for_each(|desk| self.end_desk(desk));
                 ended.map_err(Problem::from)
             }
@@ -664,17 +661,13 @@ impl Parts {
             let has_changed = self.share.lasting_options(&part) != earlier.lasting_options(&part)
                 || self.share.instance(&part).map(|one| one.epoch) != earlier.instance(&part).map(|one| one.epoch);
             match self.processes.get_mut(&part) {
-                Some(process) if has_changed => {
-                    process.make_stale();
-                    self.misled.insert(part);
-                }
+                Some(process) if has_changed => process.make_misled(),
                 Some(_) => (),
                 None => {
                     let name = self.share.role_name(&part).ok_or("it is no process")?;
                     let mut process = self.adopt(name)?;
-                    process.make_stale();
+                    process.make_misled();
                     self.processes.insert(part, process);
-                    self.misled.insert(part);
                 }
             }
         }
@@ -895,7 +888,6 @@ impl Parts {
             self.kept_from = Some(self.cluster_addresses());
         }
         let Some(mut process) = self.processes.remove(part) else { return };
-        self.misled.remove(part);
         process.start(|restarts| match part {
             Part::Keeper => self.keeper_role(restarts),
             Part::Ports => self.ports_role(restarts),

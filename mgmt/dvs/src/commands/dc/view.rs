@@ -76,7 +76,7 @@ pub fn whole(whole: &Whole, out: &mut impl Write) -> io::Result<()> {
     }
     if let Some(nbd) = &dc.spec.nbd {
         let disks = if nbd.disks.is_empty() { String::new() } else { format!("{} ", nbd.disks.join(", ")) };
-        let gate = dc.placement.instances.iter().find(|one| one.kind.name() == "nbd");
+        let gate = dc.placement.first(&ServerKind::NBD);
         let node = gate.map_or(String::new(), |gate| format!(" of {}", gate.node));
         fact("over NBD", format!("{disks}at {}{node}{}", nbd.listen, if nbd.tls { ", encrypted" } else { "" }));
     }
