@@ -5,6 +5,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 
+use crate::procfs;
+
 /// A descriptor of the process `pid`. `ESRCH` when there is none.
 ///
 /// It does not block: `waitid` on it gives `EAGAIN`, and leaves a zombie, as long as it is not readable.
@@ -145,13 +147,17 @@ pub fn has_ended(process: impl AsFd) -> bool {
 /// [`has_ended`] says no.
 pub fn is_ending(pid: i32) -> bool {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return false };
-    let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    let pending = line("SigPnd:").and_then(|set| u64::from_str_radix(set, 16).ok()).unwrap_or(0);
-    line("State:").is_some_and(|state| state.starts_with('Z')) || pending & KILLED != 0
+    let state = status.lines().find_map(|line| line.strip_prefix("State:")).map(str::trim);
+    state.is_some_and(|state| state.starts_with('Z')) || procfs::is_killed(&status) || is_exiting(pid)
 }
 
-/// Who is killed has the signal pending in each of its threads until that one ends.
-const KILLED: u64 = 1 << (libc::SIGKILL - 1);
+/// Whether a thread that took its last signal is on its way out: nothing is pending for it any more.
+fn is_exiting(pid: i32) -> bool {
+    // `include/linux/sched.h`: PF_EXITING, PF_SIGNALED.
+    const ON_ITS_WAY: u64 = 0x4 | 0x400;
+    let flags = field_behind_name(pid, 6).and_then(|flags| flags.parse::<u64>().ok());
+    flags.is_some_and(|flags| flags & ON_ITS_WAY != 0)
+}
 
 /// Sends a signal to exactly the process behind the descriptor.
 pub fn signal(process: impl AsFd, signal: Signal) -> io::Result<()> {
