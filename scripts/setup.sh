@@ -49,6 +49,9 @@ bench_packages="
 g++:compiles ZeroMQ, one of the peers
 openssh-server:runs a program elsewhere, as jobs do
 etcd-server:the engine of the cluster whose nodes are lost
+fio:a client of disks over NBD
+nbdkit:serves an image over NBD, as we do
+qemu-utils:likewise (qemu-nbd)
 "
 
 docs_packages="

@@ -10,7 +10,7 @@
 //! - [`death`]: how soon a dead peer is noticed.
 //! - [`containers`]: clusters, programs and results of what is measured in containers.
 //! - [`processes`]: what programs pay for one process table over nodes.
-//! - [`disks`]: what it costs that a disk survives the loss of its node.
+//! - [`disks`]: what it costs that a disk survives the loss of its node, and disks over NBD.
 //! - [`figures`]: what a measurement gives, medians, ratios.
 //! - [`bars`]: what is to be reached.
 //! - [`table`]: how it is shown.
@@ -53,7 +53,7 @@ const EXAMPLES: &str = "Examples:
   dvs-bench ipc                                          one machine, about eight minutes
   dvs-bench proxy                                        two nodes on this machine, about three minutes; needs root
   dvs-bench proc                                         a cluster of three nodes on this machine, ten minutes; needs root
-  dvs-bench disk                                         a cluster of three nodes on this machine, five minutes; needs root
+  dvs-bench disk                                         a cluster of three nodes on this machine, ten minutes; needs root
   dvs-bench ipc --only pipe,m3ipc-adaptive --placement free --pairs 1 --clients 1 --rounds 9
   dvs-bench ipc --section death
   dvs-bench ipc --json figures.json --check              for a machine to read; exit status 1 when a bar is not reached

@@ -180,3 +180,98 @@ fn what_cannot_be_exported_is_refused_and_changes_nothing() {
     cluster.ok(&["dc", "start", "shop"]);
     eventually("it is served again", SOON, || on(&cluster, "n2", &["nbdinfo", "--size", &known]).0.then_some(()));
 }
+
+/// Files on a node whose names begin so, among images.
+fn images(cluster: &Cluster, node: &str, name: &str) -> Vec<String> {
+    let dir = cluster.path_of(node, "state_dir");
+    let found = std::process::Command::new("find").arg(&dir).args(["-path", &format!("*/images/{name}.*")]).output();
+    let found = String::from_utf8_lossy(&found.expect("find").stdout).into_owned();
+    found.lines().map(str::to_owned).collect()
+}
+
+fn promised(cluster: &Cluster) -> Value {
+    inspect(cluster)["placement"]["promised"].clone()
+}
+
+fn await_copies(cluster: &Cluster, disk: &str) {
+    eventually("all copies have everything", SOON, || {
+        let disk = cluster.json(&["disk", "inspect", "shop", disk, "-o", "json"]);
+        let copies = disk["copies"].as_array()?.clone();
+        let has_all = |copy: &Value| copy["state"] == "primary" || copy["state"] == "current";
+        (copies.len() == 2 && copies.iter().all(has_all)).then_some(())
+    });
+}
+
+#[test]
+fn disks_come_grow_and_go_while_their_container_runs() {
+    let Some(cluster) = shop() else { return };
+    let before = promised(&cluster);
+    let create = ["disk", "create", "shop", "more", "--size", "64M", "--replicas", "2", "--node", "n3"];
+    cluster.ok(&create);
+    cluster.ok(&create);
+    let fails = |words: &[&str], told: &str| {
+        let is = inspect(&cluster);
+        let (got, said) = cluster.fails(&[&["disk"], words].concat());
+        assert!(got == 1 && said.contains(told), "{words:?}: {got} {said}");
+        assert_eq!(
+            (&inspect(&cluster)["spec"], promised(&cluster)),
+            (&is["spec"], is["placement"]["promised"].clone())
+        );
+    };
+    fails(&["create", "shop", "more", "--size", "65M"], "has a disk 'more' already");
+    fails(&["create", "shop", "root", "--size", "64M"], "already");
+    fails(&["create", "shop", "other", "--size", "1M"], "a disk has 16M");
+    fails(&["create", "shop", "other", "--size", "64M", "--replicas", "4"], "1 to 3");
+    fails(&["create", "shop", "other", "--size", "4T"], "do not fit");
+    fails(&["create", "shop", "other", "--size", "64M", "--node", "n9"], "n9");
+
+    cluster.ok(&["disk", "export", "shop", "more", "--node", "n1"]);
+    let uri = "nbd://127.0.0.1:10809/more";
+    qemu_io(&cluster, "n1", uri, &["write -f -P 1 0 1M", "write -P 2 63M 1M", "flush"]);
+    cluster.ok(&["disk", "resize", "shop", "more", "160M"]);
+    cluster.ok(&["disk", "resize", "shop", "more", "160M"]);
+    eventually("the gate is there again", SOON, || {
+        (on(&cluster, "n1", &["nbdinfo", "--size", uri]).1.trim() == (160 << 20).to_string()).then_some(())
+    });
+    let all = ["read -P 1 0 1M", "read -P 2 63M 1M", "read -P 0 64M 95M"];
+    qemu_io(&cluster, "n1", uri, &[&all[..], &["write -f -P 3 159M 1M"]].concat());
+    fails(&["resize", "shop", "more", "64M"], "is not made smaller");
+    fails(&["resize", "shop", "more", "4T"], "do not fit");
+    fails(&["resize", "shop", "root", "128M"], "its file tree is on it");
+    fails(&["delete", "shop", "root"], "its file tree is on it");
+    fails(&["delete", "shop", "more"], "is served over NBD");
+    fails(&["delete", "shop", "none"], "one of root, data, more");
+
+    // The other copy has all of it, also behind the earlier end.
+    await_copies(&cluster, "more");
+    cluster.ok(&["dev", "kill", "n3"]);
+    qemu_io(&cluster, "n1", uri, &[&all[..], &["read -P 3 159M 1M", "write -P 4 158M 1M"]].concat());
+    cluster.ok(&["disk", "unexport", "shop"]);
+    let (status, said) = cluster.fails(&["disk", "delete", "shop", "more"]);
+    assert!(status != 0 && said.contains("node n3") && said.contains("--force"), "{said}");
+    cluster.ok(&["dev", "restart", "n3"]);
+    await_copies(&cluster, "more");
+    cluster.ok(&["disk", "delete", "shop", "more"]);
+    for node in ["n1", "n2", "n3"] {
+        assert_eq!(images(&cluster, node, "more"), [] as [String; 0]);
+    }
+    assert_eq!(promised(&cluster), before);
+
+    // One of its name is another one; one without copies grows, and is there after a restart.
+    cluster.ok(&["disk", "create", "shop", "more", "--size", "32M", "--node", "n1", "--sparse"]);
+    cluster.ok(&["disk", "export", "shop", "more"]);
+    qemu_io(&cluster, "n1", uri, &["read -P 0 0 32M", "write -f -P 5 31M 1M"]);
+    cluster.ok(&["disk", "resize", "shop", "more", "48M"]);
+    cluster.ok(&["dc", "stop", "shop"]);
+    cluster.ok(&["disk", "resize", "shop", "more", "64M"]);
+    fails(&["delete", "shop", "more"], "served over NBD");
+    cluster.ok(&["dc", "start", "shop"]);
+    eventually("it is as it was made", SOON, || {
+        (on(&cluster, "n1", &["nbdinfo", "--size", uri]).1.trim() == (64 << 20).to_string()).then_some(())
+    });
+    qemu_io(&cluster, "n1", uri, &["read -P 5 31M 1M", "read -P 0 32M 32M", "write -f -P 6 63M 1M"]);
+    cluster.ok(&["disk", "unexport", "shop"]);
+    cluster.ok(&["disk", "delete", "shop", "more"]);
+    assert_eq!(images(&cluster, "n1", "more"), [] as [String; 0]);
+    assert_eq!(promised(&cluster), before);
+}

@@ -39,6 +39,13 @@ pub enum Subject {
     /// The same over the loss of the node of disk and file server, by which etcd was not led.
     LostStorage,
     LostStorageAndLeader,
+    /// A disk over NBD: 4 KiB anywhere, one at a time and 32; 1 MiB after 1 MiB, four at a time.
+    NbdRead,
+    NbdWrite,
+    NbdReadDeep,
+    NbdWriteDeep,
+    NbdReadLong,
+    NbdWriteLong,
 }
 
 /// What is measured together.
@@ -66,6 +73,10 @@ pub enum Manner {
     ClusterAlone,
     /// In a container whose disk has one copy, where `Container` is one whose disk has two.
     OneCopy,
+    /// The server of an image by itself, where `Container` is a gate to a disk of a container.
+    Alone,
+    Nbdkit,
+    QemuNbd,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,6 +93,8 @@ impl Subject {
         match self {
             Subject::Fork | Subject::Exec | Subject::Pipe | Subject::Open | Subject::Kill => Unit::PerSecond,
             Subject::SmallFiles => Unit::PerSecond,
+            Subject::NbdRead | Subject::NbdWrite | Subject::NbdReadDeep | Subject::NbdWriteDeep => Unit::PerSecond,
+            Subject::NbdReadLong | Subject::NbdWriteLong => Unit::MbPerSecond,
             Subject::BytesPlain | Subject::BytesTls | Subject::LongFile => Unit::MbPerSecond,
             Subject::PsOwn | Subject::PsAll | Subject::Job | Subject::LostNode => Unit::Ms,
             Subject::LostDisk | Subject::LostStorage | Subject::LostStorageAndLeader => Unit::Ms,
@@ -94,6 +107,7 @@ impl Subject {
         match self {
             Subject::DurableWrite | Subject::LongFile | Subject::SmallFiles => Part::Disks,
             Subject::LostDisk | Subject::LostStorage | Subject::LostStorageAndLeader => Part::Disks,
+            _ if NBD.iter().any(|bars| bars.subject == self) => Part::Disks,
             _ => Part::Processes,
         }
     }
@@ -120,6 +134,12 @@ impl Subject {
             Subject::LostDisk => "disk server killed, longest write",
             Subject::LostStorage => "node of disk and file server lost, longest write",
             Subject::LostStorageAndLeader => "the same, and it led etcd",
+            Subject::NbdRead => "NBD, read of 4 KiB anywhere, one at a time",
+            Subject::NbdWrite => "NBD, write of 4 KiB anywhere, one at a time",
+            Subject::NbdReadDeep => "NBD, read of 4 KiB anywhere, 32 at a time",
+            Subject::NbdWriteDeep => "NBD, write of 4 KiB anywhere, 32 at a time",
+            Subject::NbdReadLong => "NBD, read, 1 MiB after 1 MiB, four at a time",
+            Subject::NbdWriteLong => "NBD, write, 1 MiB after 1 MiB, four at a time",
         }
     }
 }
@@ -137,6 +157,9 @@ impl Manner {
             Manner::Allowed => "what is allowed",
             Manner::ClusterAlone => "cluster alone",
             Manner::OneCopy => "one copy",
+            Manner::Alone => "dvs alone disk",
+            Manner::Nbdkit => "nbdkit file",
+            Manner::QemuNbd => "qemu-nbd",
         }
     }
 }
@@ -196,6 +219,27 @@ const RATIOS: [(&str, Subject, Manner, f64); 13] = [
     ("two copies: 4 KiB durable, against 2 x (sendrec + native)", Subject::DurableWrite, Manner::Allowed, 1.0),
     ("two copies: a long file, against one copy", Subject::LongFile, Manner::OneCopy, 0.5),
 ];
+
+/// A disk over NBD, beside each of its peers: of an image by itself, and of a container.
+struct NbdBars {
+    subject: Subject,
+    alone: &'static str,
+    exported: &'static str,
+}
+
+const fn nbd(subject: Subject, alone: &'static str, exported: &'static str) -> NbdBars {
+    NbdBars { subject, alone, exported }
+}
+
+const NBD: [NbdBars; 6] = [
+    nbd(Subject::NbdRead, "alone: read, 4 KiB, one", "export: read, 4 KiB, one"),
+    nbd(Subject::NbdWrite, "alone: write, 4 KiB, one", "export: write, 4 KiB, one"),
+    nbd(Subject::NbdReadDeep, "alone: read, 4 KiB, 32", "export: read, 4 KiB, 32"),
+    nbd(Subject::NbdWriteDeep, "alone: write, 4 KiB, 32", "export: write, 4 KiB, 32"),
+    nbd(Subject::NbdReadLong, "alone: read, 1 MiB", "export: read, 1 MiB"),
+    nbd(Subject::NbdWriteLong, "alone: write, 1 MiB", "export: write, 1 MiB"),
+];
+const NBD_TIMES: f64 = 0.8;
 
 /// Which of the values counts.
 #[derive(Clone, Copy)]
@@ -258,7 +302,16 @@ impl Results {
             let goal = Goal::Below { limit: *limit, unit: subject.unit().name() };
             Reached { what, goal, measured: measured.map(counts) }
         });
-        ratios.chain(limits).collect()
+        let nbd = NBD.iter().filter(|bars| bars.subject.part() == part).flat_map(|bars| {
+            let ours = [(bars.alone, Manner::Alone), (bars.exported, Manner::Container)];
+            let each = ours.map(|(what, ours)| [Manner::Nbdkit, Manner::QemuNbd].map(|theirs| (what, ours, theirs)));
+            each.into_iter().flatten().map(|(what, ours, theirs)| Reached {
+                what,
+                goal: Goal::AtLeast { times: NBD_TIMES, theirs: theirs.name().to_owned() },
+                measured: self.ratio(bars.subject, ours, theirs),
+            })
+        });
+        ratios.chain(limits).chain(nbd).collect()
     }
 
     pub fn table(&self) -> String {

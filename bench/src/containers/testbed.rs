@@ -96,6 +96,12 @@ impl Testbed {
         Ok(running)
     }
 
+    /// Starts a program of the machine on a node, outside of containers. It is told to end when this is dropped.
+    pub fn serve(&self, node: &str, words: &[&str]) -> Outcome<Served> {
+        let child = self.command(&[&["dev", "exec", node, "--"], words].concat()).stdout(Stdio::null()).spawn()?;
+        Ok(Served(child))
+    }
+
     /// A message from the first node to the second and its answer: microseconds at the median.
     pub fn far_trip(&self, dc: &str, seconds: &str) -> Outcome<f64> {
         let mut echo = self.begin(dc, NODES[1], &["echo"])?;
@@ -183,6 +189,17 @@ impl Drop for Running {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
         let _ = self.child.wait();
+    }
+}
+
+pub struct Served(Child);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // It passes this on to the program.
+        let pid = rustix::process::Pid::from_child(&self.0);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let _ = self.0.wait();
     }
 }
 

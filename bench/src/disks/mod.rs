@@ -1,5 +1,8 @@
 //! What it costs programs that a disk has copies on two nodes, and how long they wait when one of them is lost: beside
-//! a container whose disk has one copy, and the machine's own file system, in one run and in turn.
+//! a container whose disk has one copy, and the machine's own file system, in one run and in turn. And what disks over
+//! NBD give ([`nbd`]).
+
+mod nbd;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -44,10 +47,12 @@ pub enum Section {
     Writes,
     /// The disk server is killed; its node is lost.
     Losses,
+    /// A disk over NBD, of an image alone and of a container, beside other servers of images.
+    Nbd,
 }
 
 impl Section {
-    const ALL: [Section; 2] = [Section::Writes, Section::Losses];
+    const ALL: [Section; 3] = [Section::Writes, Section::Losses, Section::Nbd];
 }
 
 impl std::fmt::Display for Section {
@@ -64,6 +69,9 @@ pub fn run(arguments: &Arguments) -> Outcome<ExitCode> {
     }
     if arguments.section.contains(&Section::Losses) {
         losses(&mut results, &dvs, arguments.losses)?;
+    }
+    if arguments.section.contains(&Section::Nbd) {
+        nbd::measure(&mut results, &dvs, arguments.common.rounds)?;
     }
     arguments.common.finish(&results, Part::Disks)
 }

@@ -249,6 +249,15 @@ impl DiskSpec {
     }
 }
 
+/// What becomes of a disk.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct DiskChange {
+    /// Multiple of 4,096, and no less than it has.
+    pub bytes: u64,
+}
+
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]

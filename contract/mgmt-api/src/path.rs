@@ -83,6 +83,13 @@ pub const DC_UNPAUSE: &str = "/v1/dcs/{dc}/unpause";
 /// POST [`crate::ServerMoveRequest`]: a server of the container stands on another node; 200 with [`crate::Dc`] when it
 /// serves there. Again: the same answer. 409: it cannot, and why.
 pub const SERVER_MOVE: &str = "/v1/dcs/{dc}/servers/{server}/move";
+/// POST [`crate::DiskSpec`]: the container has one disk more; 200 with [`crate::Dc`] when it serves, if the container
+/// runs. Again: the same answer. 409: it has another one of this name. 507: no room.
+pub const DISKS: &str = "/v1/dcs/{dc}/disks";
+/// PATCH [`crate::DiskChange`]: the disk is larger; 200 with [`crate::Dc`] when its nodes have followed. Again: the
+/// same answer. DELETE: the container has the disk no more, nor what was on it; 200 with [`crate::Dc`] when it is gone.
+/// 409: it cannot be, and why.
+pub const DISK: &str = "/v1/dcs/{dc}/disks/{disk}";
 /// POST [`crate::DcNodeRequest`]: a disk has a copy on this node, too; 200 with [`crate::Dc`] when that runs there and
 /// gets what there is. A disk without copies has two from then on. Again: the same answer.
 pub const REPLICAS: &str = "/v1/dcs/{dc}/disks/{disk}/replicas";

@@ -133,22 +133,38 @@ pub struct Volume {
     /// Of one of several copies, and of the disk that they are: the number that no other set of copies ever has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub set: Option<u64>,
+    /// Of a disk that was made later than its container: what tells it from one of the same name that there was before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serial: Option<u64>,
+    /// Of a disk that was made larger: the least that it ever had. An image of so much or more is made larger, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grown_from: Option<u64>,
 }
 
 impl Volume {
+    /// Whether an image with so many bytes was made before the disk was made larger.
+    pub fn shall_grow(&self, bytes: u64) -> bool {
+        self.grown_from.is_some_and(|least| (least..self.bytes).contains(&bytes))
+    }
+
     /// Its image, among those of the container on the node.
     pub fn file(&self) -> String {
-        format!("{}.img", self.name)
+        self.file_of("img")
     }
 
     /// Beside the image: the highest epoch of who may change it.
     pub fn fence_file(&self) -> String {
-        format!("{}.fence", self.name)
+        self.file_of("fence")
     }
 
     /// Beside the image of a copy: what it knows of itself and of the others.
     pub fn kept_file(&self) -> String {
-        format!("{}.copy", self.name)
+        self.file_of("copy")
+    }
+
+    fn file_of(&self, what: &str) -> String {
+        let name = &self.name;
+        self.serial.map_or_else(|| format!("{name}.{what}"), |serial| format!("{name}.{serial:x}.{what}"))
     }
 }
 

@@ -272,6 +272,14 @@ routes! {
         "A container does not span a node any more."
     ServerMove "server-move": Post SERVER_MOVE OPERATOR, Changes, &[], Some("ServerMoveRequest") => Answer::One("Dc");
         "A server of a container stands on another node; answered when it serves there."
+    DiskCreate "disk-create": Post DISKS OPERATOR, Changes, &[], Some("DiskSpec") => Answer::One("Dc");
+        "A container has one disk more; answered when it serves."
+    DiskChange "disk-change": Patch DISK OPERATOR, Changes, &[], Some("DiskChange") => Answer::One("Dc");
+        "A disk of a container is larger; answered when its nodes have followed."
+    DiskDelete "disk-delete": Delete DISK OPERATOR, Changes,
+        &[truth("force", "Also where a node that has an image of it does not answer: that image stays there.")], None
+        => Answer::One("Dc");
+        "A container has a disk no more, nor what was on it; answered when it is gone."
     ReplicaAdd "replica-add": Post REPLICAS OPERATOR, Changes, &[], Some("DcNodeRequest") => Answer::One("Dc");
         "A disk of a container has one copy more; answered when its node has begun to get what there is."
     ReplicaRemove "replica-remove": Delete REPLICA OPERATOR, Changes,
@@ -393,8 +401,10 @@ mod tests {
             }
             DcCreate | DcChange | DcDelete | DcStart | DcStop | DcPause | DcUnpause | DcNodeAdd | DcNodeRemove
             | Run | Signal | Attach | Logs | Exec | Import | Export | PortAdd | PortRemove | ServiceAdd
-            | ServiceRemove | ServiceStart | ServiceStop | ServiceRestart | ServiceMove | ServerMove | ReplicaAdd
-            | ReplicaRemove | ReplicaPromote => [false, false, true, true, true, true],
+            | ServiceRemove | ServiceStart | ServiceStop | ServiceRestart | ServiceMove | ServerMove | DiskCreate
+            | DiskChange | DiskDelete | ReplicaAdd | ReplicaRemove | ReplicaPromote => {
+                [false, false, true, true, true, true]
+            }
             Settings | NodeChange | NodeRemove | Authority | AuthorityRotate | Tokens | TokenCreate | TokenRemove
             | Accesses | AccessCreate | AccessRemove | Audit => [false, false, false, true, true, true],
             Facts | Backup | Upgrade | UpgradeDaemon | UpgradeServers => [false, false, false, false, true, true],

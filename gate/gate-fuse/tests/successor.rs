@@ -46,7 +46,7 @@ impl Files {
     fn serve(&self, world: &World) -> Server<Disk> {
         let [image, fence] = [&self.image, &self.fence].map(|file| file.try_clone().expect("a descriptor").into());
         world.serve(Endpoint::DISK, move |_| {
-            let image = Image { file: image, bytes: None, access: Access::ReadWrite };
+            let image = Image { file: image, bytes: None, may_be_longer: false, access: Access::ReadWrite };
             let volume = Volume::new(ImageFile::open(image).expect("an image"));
             let fence = KeptFence::open(fence).expect("a fence");
             Disk::new(volume, Entrance::of_owner(Endpoint::FS, fence), 1).expect("threads")

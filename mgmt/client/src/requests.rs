@@ -7,9 +7,9 @@ use hyper::http::Method;
 use mgmt_api::path::{self, fill};
 use mgmt_api::{
     AccessFile, AccessInfo, AccessRequest, ApplyPlan, ApplyRequest, AuthorityState, ChannelInfo, ClusterLevel, Dc,
-    DcChange, DcNodeRequest, DcSpec, Examination, ExecRequest, Health, MoveRequest, Myself, NewToken, Node, NodeChange,
-    NodeUsage, PortInfo, PortSpec, Process, RunRequest, RunResponse, ServerMoveRequest, ServiceInfo, ServiceSpec,
-    SignalRequest, TokenInfo, TokenRequest, UpgradeState, Version,
+    DcChange, DcNodeRequest, DcSpec, DiskChange, DiskSpec, Examination, ExecRequest, Health, MoveRequest, Myself,
+    NewToken, Node, NodeChange, NodeUsage, PortInfo, PortSpec, Process, RunRequest, RunResponse, ServerMoveRequest,
+    ServiceInfo, ServiceSpec, SignalRequest, TokenInfo, TokenRequest, UpgradeState, Version,
 };
 
 use crate::connection::{ACT_SECONDS, ASK_SECONDS, Noted};
@@ -329,6 +329,22 @@ impl Client {
         let path = named(path::SERVER_MOVE, &[("dc", dc), ("server", server)]);
         let request = ServerMoveRequest { node: node.to_owned() };
         self.json(Method::POST, &path, Some(&request), ACT_SECONDS).await
+    }
+
+    /// Answers when it serves, if the container runs.
+    pub async fn create_disk(&self, dc: &str, disk: &DiskSpec) -> Result<Dc, Error> {
+        self.json(Method::POST, &named(path::DISKS, &[("dc", dc)]), Some(disk), ACT_SECONDS).await
+    }
+
+    /// Answers when its nodes have followed.
+    pub async fn change_disk(&self, dc: &str, disk: &str, change: &DiskChange) -> Result<Dc, Error> {
+        self.json(Method::PATCH, &named(path::DISK, &[("dc", dc), ("disk", disk)]), Some(change), ACT_SECONDS).await
+    }
+
+    /// Answers when it is gone. `force`: also where a node that has an image of it does not answer.
+    pub async fn delete_disk(&self, dc: &str, disk: &str, force: bool) -> Result<Dc, Error> {
+        let path = named(path::DISK, &[("dc", dc), ("disk", disk)]);
+        self.json(Method::DELETE, &format!("{path}?force={force}"), NONE, ACT_SECONDS).await
     }
 
     /// Answers when it runs there.

@@ -65,6 +65,8 @@ pub enum Setting {
     /// The disks that are served over NBD: `NAME=ENDPOINT`, `:ro` behind those that clients only read, with commas.
     Exports,
     DiskBytes,
+    /// 1 of a disk that was made larger: an image that was so in vain is longer. Of others: not told.
+    MayBeLonger,
     /// The number of the set of its disk's copies.
     Set,
     /// The endpoint of the disk of which it is a copy.
@@ -155,7 +157,12 @@ pub static KINDS: &[Kind] = &[
         ends: (Stage::Down, 1),
         uid_slot: 40,
         arguments: &["server", "copy"],
-        options: &[("bytes", Setting::DiskBytes), ("set", Setting::Set), ("disk", Setting::DiskOfCopy)],
+        options: &[
+            ("bytes", Setting::DiskBytes),
+            ("may_be_longer", Setting::MayBeLonger),
+            ("set", Setting::Set),
+            ("disk", Setting::DiskOfCopy),
+        ],
         descriptors: &[("image", Source::Disk), ("kept", Source::Kept)],
         serving: None,
         pid_namespace: PidNamespace::Own,
@@ -170,6 +177,7 @@ pub static KINDS: &[Kind] = &[
         arguments: &["server", "disk"],
         options: &[
             ("bytes", Setting::DiskBytes),
+            ("may_be_longer", Setting::MayBeLonger),
             ("owner", Setting::OwnerOfDisk),
             ("set", Setting::Set),
             ("own", Setting::OwnCopy),

@@ -117,6 +117,21 @@ pub fn instances_of_another(
     placing.instances
 }
 
+/// Where the copies of a disk go that comes to a container with these servers, the disk beside the first; of one
+/// without copies, where it goes itself.
+pub fn nodes_of_another_disk(
+    wish: &DcSpec,
+    accounts: &Accounts,
+    there: &[Instance],
+    disk: &DiskSpec,
+) -> Vec<(String, Why)> {
+    let mut placing = Placing { wish, accounts, taken: BTreeMap::new(), instances: Vec::new() };
+    for one in there.iter().filter(|one| one.why != Why::EachNode) {
+        placing.take(&one.node, 0);
+    }
+    placing.nodes_of(disk)
+}
+
 /// As they are described, or what a container has that describes none.
 pub fn disks(wish: &DcSpec) -> Vec<DiskSpec> {
     if !wish.disks.is_empty() {
@@ -165,15 +180,16 @@ pub fn renew_exporting(wish: &DcSpec, instances: &mut Vec<Instance>, kinds: &[Ki
     instances.extend(kind.and_then(|kind| exporting(wish, kind, instances, epoch)));
 }
 
-fn volume_of(disk: &DiskSpec) -> Volume {
-    Volume { name: disk.name.clone(), bytes: disk.bytes, store: disk.store.clone(), set: None }
+pub fn volume_of(disk: &DiskSpec) -> Volume {
+    let (name, store) = (disk.name.clone(), disk.store.clone());
+    Volume { name, bytes: disk.bytes, store, set: None, serial: None, grown_from: None }
 }
 
 fn is_volume(instance: &Instance, name: &str) -> bool {
     instance.volume.as_ref().is_some_and(|volume| volume.name == name)
 }
 
-fn set_aside(disk: &DiskSpec) -> u64 {
+pub fn set_aside(disk: &DiskSpec) -> u64 {
     if disk.store == DiskStore::Image { disk.bytes } else { 0 }
 }
 
@@ -191,18 +207,25 @@ impl Placing<'_> {
     fn copies(&mut self, kind: &Kind, disks: &[DiskSpec]) {
         let mut number = 0;
         for disk in disks.iter().filter(|disk| disk.is_replicated()) {
-            let bytes = set_aside(disk);
-            let mut nodes = Vec::new();
-            for _ in 0..disk.replicas.unwrap_or(1) {
-                let asked = self.asked(disk.node.as_deref()).filter(|_| nodes.is_empty());
-                // What was asked for is counted in any case.
-                asked.iter().for_each(|(node, _)| self.take(node, bytes));
-                let Some(place) = asked.or_else(|| self.choose_beside(bytes, &nodes)) else { break };
-                nodes.push(place.0.clone());
+            for place in self.nodes_of(disk) {
                 self.add(kind, number, format!("{}-{}", kind.name, disk.name), place, Some(volume_of(disk)));
                 number += 1;
             }
         }
+    }
+
+    fn nodes_of(&mut self, disk: &DiskSpec) -> Vec<(String, Why)> {
+        let bytes = set_aside(disk);
+        let (mut places, mut nodes) = (Vec::new(), Vec::new());
+        for _ in 0..disk.replicas.unwrap_or(1).max(1) {
+            let asked = self.asked(disk.node.as_deref()).filter(|_| nodes.is_empty());
+            // What was asked for is counted in any case.
+            asked.iter().for_each(|(node, _)| self.take(node, bytes));
+            let Some(place) = asked.or_else(|| self.choose_beside(bytes, &nodes)) else { break };
+            nodes.push(place.0.clone());
+            places.push(place);
+        }
+        places
     }
 
     fn disk(&mut self, kind: &Kind, index: usize, disk: &DiskSpec) {

@@ -9,6 +9,7 @@
 //! leases of its copies, a file server under a hold of its disk.
 
 pub mod copies;
+pub mod disks;
 
 use std::collections::{BTreeMap, BTreeSet};
 

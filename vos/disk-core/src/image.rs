@@ -36,6 +36,8 @@ pub struct Image {
     pub file: OwnedFd,
     /// Size it must have; a smaller file is made larger. `None` takes what it has.
     pub bytes: Option<u64>,
+    /// What it has beyond `bytes` is left alone.
+    pub may_be_longer: bool,
     pub access: Access,
 }
 
@@ -72,7 +74,7 @@ impl ImageFile {
             }
             _ => return Err(ImageError::NotAnImage),
         };
-        let bytes = fit(&image.file, kind, access, found, image.bytes)?;
+        let bytes = fit(&image, kind, access, found)?;
         if bytes == 0 || bytes % u64::from(BLOCK_BYTES) != 0 {
             return Err(ImageError::BadSize { found: bytes });
         }
@@ -196,8 +198,8 @@ fn space_of(file: &OwnedFd, kind: FileType, bytes: u64) -> Result<Space, Errno> 
 }
 
 /// Brings a file to the wanted size; a device has the size it has.
-fn fit(file: &OwnedFd, kind: FileType, access: Access, found: u64, wanted: Option<u64>) -> Result<u64, ImageError> {
-    let Some(wanted) = wanted else { return Ok(found) };
+fn fit(image: &Image, kind: FileType, access: Access, found: u64) -> Result<u64, ImageError> {
+    let Some(wanted) = image.bytes else { return Ok(found) };
     if wanted == 0 || wanted % u64::from(BLOCK_BYTES) != 0 {
         return Err(ImageError::BadSize { found: wanted });
     }
@@ -205,9 +207,9 @@ fn fit(file: &OwnedFd, kind: FileType, access: Access, found: u64, wanted: Optio
         return if wanted <= found { Ok(wanted) } else { Err(ImageError::BadSize { found }) };
     }
     if wanted < found {
-        return Err(ImageError::WouldShrink { found, wanted });
+        return if image.may_be_longer { Ok(wanted) } else { Err(ImageError::WouldShrink { found, wanted }) };
     }
-    rustix::fs::ftruncate(file, wanted).map_err(|errno| os("enlarge", errno))?;
+    rustix::fs::ftruncate(&image.file, wanted).map_err(|errno| os("enlarge", errno))?;
     Ok(wanted)
 }
 
@@ -227,7 +229,8 @@ mod tests {
         let path = dir.path().join("image");
         let open = || {
             let file = File::options().read(true).write(true).create(true).truncate(false).open(&path).expect("image");
-            let image = Image { file: file.into(), bytes: Some(1 << 20), access: Access::ReadWrite };
+            let image =
+                Image { file: file.into(), bytes: Some(1 << 20), may_be_longer: false, access: Access::ReadWrite };
             ImageFile::open(image).expect("image")
         };
         let has = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&path).expect("image")) * SECTOR_BYTES;
@@ -257,7 +260,9 @@ mod tests {
     #[test]
     fn writers_of_files_leave_the_host_its_reserve() {
         let file = tempfile::tempfile().expect("temporary file").into();
-        let image = ImageFile::open(Image { file, bytes: Some(65536), access: Access::ReadWrite }).expect("image");
+        let image =
+            ImageFile::open(Image { file, bytes: Some(65536), may_be_longer: false, access: Access::ReadWrite })
+                .expect("image");
         assert_eq!(image.host_lacks(0), Ok(false));
         assert_eq!(image.host_lacks(u64::MAX / 2), Ok(true));
     }
@@ -267,7 +272,8 @@ mod tests {
         let named = tempfile::NamedTempFile::new().expect("temporary file");
         named.as_file().set_len(8192).expect("size");
         let file = File::open(named.path()).expect("open").into();
-        let image = ImageFile::open(Image { file, bytes: None, access: Access::ReadWrite }).expect("image");
+        let image = ImageFile::open(Image { file, bytes: None, may_be_longer: false, access: Access::ReadWrite })
+            .expect("image");
         assert_eq!((image.access(), image.bytes()), (Access::ReadOnly, 8192));
     }
 
@@ -276,14 +282,14 @@ mod tests {
         let open = |bytes: Option<u64>, found: u64| {
             let file = tempfile::tempfile().expect("temporary file");
             file.set_len(found).expect("size");
-            ImageFile::open(Image { file: file.into(), bytes, access: Access::ReadWrite })
+            ImageFile::open(Image { file: file.into(), bytes, may_be_longer: false, access: Access::ReadWrite })
         };
         assert!(matches!(open(Some(4096), 8192), Err(ImageError::WouldShrink { .. })));
         assert!(matches!(open(None, 5000), Err(ImageError::BadSize { found: 5000 })));
         assert!(matches!(open(None, 0), Err(ImageError::BadSize { found: 0 })));
         assert!(open(Some(8192), 4096).is_ok());
         let pipe = std::fs::File::open("/dev/null").expect("open").into();
-        let result = ImageFile::open(Image { file: pipe, bytes: None, access: Access::ReadOnly });
+        let result = ImageFile::open(Image { file: pipe, bytes: None, may_be_longer: false, access: Access::ReadOnly });
         assert!(matches!(result, Err(ImageError::NotAnImage)));
     }
 }

@@ -185,7 +185,7 @@ mod tests {
     fn image(access: Access) -> ImageFile {
         let file = tempfile::tempfile().expect("temporary file");
         file.set_len((BLOCKS * BLOCK) as u64).expect("size");
-        ImageFile::open(Image { file: file.into(), bytes: None, access }).expect("image")
+        ImageFile::open(Image { file: file.into(), bytes: None, may_be_longer: false, access }).expect("image")
     }
 
     #[derive(Clone, Debug)]

@@ -1,10 +1,10 @@
 //! The disk server's process: from its spawn record to a service and back.
 //!
 //! Spawn record: descriptors `image` and `fence` (a file beside it, without which the fence lives in memory); options
-//! `bytes` (size the volume must have), `read_only` (1) and `owner` (the one endpoint that may change the volume;
-//! without it everybody may). Of a replicated disk: options `set`, `own` (number of the copy beside it), `copies` and
-//! `lost` (all, and those on nodes that were given up: a bit for each number), and descriptor `desk`; `image` is for
-//! reading alone then.
+//! `bytes` (size the volume must have), `may_be_longer` (1: the image may), `read_only` (1) and `owner` (the one
+//! endpoint that may change the volume; without it everybody may). Of a replicated disk: options `set`, `own` (number
+//! of the copy beside it), `copies` and `lost` (all, and those on nodes that were given up: a bit for each number), and
+//! descriptor `desk`; `image` is for reading alone then.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -76,12 +76,13 @@ impl Service for AnyDisk {
 fn open(boot: &mut Boot) -> Result<AnyDisk, Failure> {
     let file = boot.spawn.take_fd("image").ok_or(SpawnError::Missing("fds.image"))?;
     let bytes = boot.spawn.option_u64("bytes")?;
+    let may_be_longer = boot.spawn.option_u64("may_be_longer")? == Some(1);
     let set = set_options(boot)?;
     let access = match boot.spawn.option_u64("read_only")? {
         None | Some(0) if set.is_none() => Access::ReadWrite,
         _ => Access::ReadOnly,
     };
-    let volume = Volume::new(ImageFile::open(Image { file, bytes, access })?);
+    let volume = Volume::new(ImageFile::open(Image { file, bytes, may_be_longer, access })?);
     tracing::info!(bytes = volume.bytes(), access = ?volume.access(), "volume opened");
     let fence = boot.spawn.take_fd("fence").map(KeptFence::open).transpose()?.unwrap_or_default();
     let owner = boot.spawn.option_as("owner", Endpoint::from_u64)?;

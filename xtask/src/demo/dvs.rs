@@ -57,7 +57,11 @@ impl Dvs {
 
     /// Starts a script that goes on while the demo does something else; [`ended`] collects it.
     pub fn start_sh(&self, dc: &str, node: &str, script: &str) -> Outcome<Child> {
-        piped(self.command(&["run", dc, "--node", node, "--", "bash", "-ec", script]).stdin(Stdio::null()))
+        self.start(&["run", dc, "--node", node, "--", "bash", "-ec", script])
+    }
+
+    pub fn start(&self, arguments: &[&str]) -> Outcome<Child> {
+        piped(self.command(arguments).stdin(Stdio::null()))
     }
 
     pub fn json(&self, arguments: &[&str]) -> Outcome<Value> {

@@ -1,9 +1,10 @@
 //! The demo: three nodes, one container across them, an unmodified web server that serves files of another node,
-//! and one process table.
+//! one process table, and storage that outlives its node.
 //!
 //! Everything it says it measured in this run; nothing is compared with a figure from elsewhere except the column of
 //! the paper, which is labelled so. It takes down what it made, also after a failure, unless asked to keep it.
 
+mod act_three;
 mod act_two;
 mod dvs;
 mod figures;
@@ -101,6 +102,9 @@ fn show(dvs: &Dvs) -> Outcome {
 
     heading("A service whose node is switched off");
     act_two::service_moves(dvs, "one", "n3")?;
+
+    heading("The node of fs and disk is switched off in the middle of a transfer");
+    act_three::transfer_survives_node(dvs, &site)?;
 
     heading("Messages: one pair of processes, not pinned");
     figures::messages()

@@ -58,6 +58,11 @@ impl Site {
         self.directory.join("site/docs")
     }
 
+    /// SHA-256 of each of the large files.
+    pub fn large_sum(&self) -> &str {
+        &self.large_sum
+    }
+
     pub fn directory(&self) -> &Path {
         &self.directory
     }

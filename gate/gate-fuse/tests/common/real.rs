@@ -138,7 +138,7 @@ fn serve_disk(world: &testkit::World, image: &Arc<ImageFile>, reads: &Arc<Atomic
     let file = image.0.try_clone().expect("the image").into();
     let reads = Arc::clone(reads);
     world.serve(Endpoint::DISK, move |_| {
-        let image = Image { file, bytes: None, access: Access::ReadWrite };
+        let image = Image { file, bytes: None, may_be_longer: false, access: Access::ReadWrite };
         let volume = Volume::new(disk_core::ImageFile::open(image).expect("an image"));
         let disk = Disk::new(volume, Entrance::of_owner(Endpoint::FS, KeptFence::default()), 1).expect("threads");
         ReadersDisk { disk, reads }

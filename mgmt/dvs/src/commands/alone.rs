@@ -150,7 +150,7 @@ mod served {
         let image = options.image.display();
         let file = open(options)?;
         let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let opened = ImageFile::open(Image { file, bytes: options.size, access });
+        let opened = ImageFile::open(Image { file, bytes: options.size, may_be_longer: false, access });
         let opened = opened.map_err(|error| Failure::new(format!("'{image}' cannot be served")).because(&error))?;
         let store = VolumeStore(Volume::new(opened));
         let (listener, place) = match &options.socket {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use client::Client;
-use mgmt_api::{Dc, DcChange, DiskCopyState, DiskStore, NbdSpec, ServerKind};
+use mgmt_api::{Dc, DcChange, DiskChange, DiskCopyState, DiskSpec, DiskStore, NbdSpec, ServerKind};
 use serde::Serialize;
 
 use super::dc::view;
@@ -13,6 +13,7 @@ use super::{Outcome, block_on, daemon, names, print, say};
 use crate::cli::Global;
 use crate::errors::Failure;
 use crate::output::{self, Row, Table};
+use crate::units::parse_bytes;
 
 /// Between two looks at how far a copy is.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
@@ -22,13 +23,14 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 #[command(
     visible_alias = "disks",
     after_help = "\
-A disk belongs to a container; the first one holds its file tree. dvs dc create makes it, with copies on several nodes if \
-asked to (--replicas 2), and dvs dc delete removes it.
+A disk belongs to a container; the first one holds its file tree. dvs dc create makes that, with copies on several nodes \
+if asked to (--replicas 2), and dvs dc delete removes it. Further disks are for clients of NBD.
 
 Examples:
   dvs disk ls
   dvs disk inspect shop root
   dvs disk replica add shop root n3       one copy more, on n3
+  dvs disk create shop data --size 10G --replicas 2
   dvs disk export shop data               for clients of NBD, at 127.0.0.1:10809 of the disk's node"
 )]
 pub enum Command {
@@ -48,6 +50,10 @@ pub enum Command {
         #[arg(default_value = "root")]
         disk: String,
     },
+    Create(CreateOptions),
+    Resize(ResizeOptions),
+    #[command(visible_alias = "rm")]
+    Delete(DeleteOptions),
     #[command(subcommand)]
     Replica(ReplicaCommand),
     Export(ExportOptions),
@@ -57,6 +63,75 @@ pub enum Command {
         #[arg(add = names::containers())]
         dc: String,
     },
+}
+
+/// Give a container one more disk, also while it runs
+#[derive(Args, Debug)]
+#[command(after_help = "\
+It is empty, and for clients of NBD: dvs disk export. What is served already stays what it is. The file tree of the \
+container is on its first disk, which dvs dc create makes.
+
+Examples:
+  dvs disk create shop data --size 10G
+  dvs disk create shop data --size 10G --replicas 2 --node n2
+  dvs disk create shop scratch --size 100G --sparse     takes space as it is used")]
+pub struct CreateOptions {
+    /// Container.
+    #[arg(add = names::containers())]
+    dc: String,
+    /// Its name: a-z, 0-9 and -, beginning with a letter, at most 32.
+    disk: String,
+    /// At least 16M.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    size: u64,
+    /// Node of the container where it stands; one with room, and few servers.
+    #[arg(long, add = names::nodes())]
+    node: Option<String>,
+    /// Copies of it, each on another node: the loss of a node loses nothing, and each write goes to all of them
+    /// [default: 1].
+    #[arg(long, value_name = "COUNT")]
+    replicas: Option<u8>,
+    /// It takes space as it is used: the node may run out of it.
+    #[arg(long)]
+    sparse: bool,
+}
+
+/// Make a disk larger, also while it is used
+#[derive(Args, Debug)]
+#[command(after_help = "\
+What is on it stays. Whoever is connected over NBD is cut off, and sees the later end after connecting again. A disk is \
+never made smaller, and the one of the file tree stays as it is: dvs dc backup, dvs dc restore --disk.
+
+Examples:
+  dvs disk resize shop data 20G")]
+pub struct ResizeOptions {
+    /// Container.
+    #[arg(add = names::containers())]
+    dc: String,
+    /// Disk, as dvs disk ls names it.
+    disk: String,
+    /// As it is to be: 20G.
+    #[arg(value_name = "SIZE", value_parser = parse_bytes)]
+    size: u64,
+}
+
+/// Remove a disk of a container, and what is on it
+#[derive(Args, Debug)]
+#[command(after_help = "\
+With all of its copies, at once, for good. Refused for the one of the file tree, and for one that is served over NBD.
+
+Examples:
+  dvs disk delete shop data")]
+pub struct DeleteOptions {
+    /// Container.
+    #[arg(add = names::containers())]
+    dc: String,
+    /// Disk, as dvs disk ls names it.
+    disk: String,
+    /// Also where a node that has an image of it does not answer: that image stays there until the container is
+    /// deleted.
+    #[arg(long)]
+    force: bool,
 }
 
 /// Serve disks of a container over NBD, to any client of that protocol
@@ -239,6 +314,26 @@ pub fn execute(global: &Global, command: &Command) -> Outcome {
         Command::Inspect { dc, disk } => {
             let shown = one(&block_on(daemon(global)?.dc(dc))??, disk)?;
             print(|out| output::one(out, global.output, &shown, show))
+        }
+        Command::Create(CreateOptions { dc, disk, size, node, replicas, sparse }) => {
+            let store = if *sparse { DiskStore::Sparse } else { DiskStore::Image };
+            let wanted = DiskSpec { name: disk.clone(), node: node.clone(), bytes: *size, store, replicas: *replicas };
+            let now = block_on(daemon(global)?.create_disk(dc, &wanted))??;
+            let node = one(&now, disk)?.node;
+            say(&format!(
+                "container '{dc}' has disk '{disk}', on {node}; for clients of NBD: dvs disk export {dc} {disk}"
+            ));
+            print(|out| view::changed(out, global.output, &now))
+        }
+        Command::Resize(ResizeOptions { dc, disk, size }) => {
+            let now = block_on(daemon(global)?.change_disk(dc, disk, &DiskChange { bytes: *size }))??;
+            say(&format!("disk '{disk}' of container '{dc}' has {}", output::bytes(*size)));
+            print(|out| view::changed(out, global.output, &now))
+        }
+        Command::Delete(DeleteOptions { dc, disk, force }) => {
+            let now = block_on(daemon(global)?.delete_disk(dc, disk, *force))??;
+            say(&format!("container '{dc}' has no disk '{disk}' any more"));
+            print(|out| view::changed(out, global.output, &now))
         }
         Command::Export(options) => export(global, options),
         Command::Unexport { dc } => {

@@ -136,6 +136,11 @@ pub fn demand_copies(level: u64) -> Result<(), ErrorBody> {
     if level >= records::FORMAT { Ok(()) } else { Err(unknown_to_some("copies of disks")) }
 }
 
+/// Likewise.
+pub fn demand_later_disks(level: u64) -> Result<(), ErrorBody> {
+    if level >= records::FORMAT { Ok(()) } else { Err(unknown_to_some("disks that are made, or made larger, later")) }
+}
+
 fn unknown_to_some(what: &str) -> ErrorBody {
     ErrorBody::new(ErrorKind::Conflict, format!("the cluster knows no {what}"))
         .because("daemons of an earlier release are in it")

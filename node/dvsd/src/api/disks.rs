@@ -1,4 +1,5 @@
-//! Copies of disks: one more, one less, one that is made primary by force.
+//! Disks of a container that there is already: one more, a larger one, one less. The record is changed first, then its
+//! nodes follow; what one of them cannot do is taken back.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,254 +8,256 @@ use std::time::{Duration, Instant};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
-use mgmt_api::{Dc, DcNodeRequest, ErrorBody, ErrorKind, Instance, ServerState};
-use serde::Deserialize;
+use mgmt_api::{Dc, DiskChange, DiskSpec, ErrorBody, ErrorKind, Instance, ServerState};
+use service_core::choose::NodeStanding;
 
 use super::dcs::{Progress, draw_set, wait_until};
 use super::failure::{Failure, failure, no_such_dc};
+use super::replicas::ForceQuery;
 use super::servers::follows;
-use super::services::demand_ready;
-use super::spans::{contended, demand_lasting};
-use super::{Api, blocking, changes, parse, read_body, servers};
+use super::spans::{contended, demand_lasting, known_nodes};
+use super::{Api, blocking, changes, nodes, parse, read_body};
 use crate::context::Context;
-use crate::kinds::COPY;
 use crate::level;
-use crate::records::{self, DcView, Desired};
+use crate::records::{self, DcRecord, DcView, Desired};
 use crate::services::placing::{Seen, Sight};
-use crate::succession;
-use crate::succession::copies::{self, CopyAsked, CopyRefusal};
+use crate::spec;
+use crate::succession::copies;
+use crate::succession::disks::{self, DiskAsked, DiskRefusal, Drawn, Step};
 
-/// For a server to begin, or to end.
+/// For servers to begin, or to end.
 const LIMIT: Duration = Duration::from_secs(40);
-/// For the primary to say that it needs nothing of a copy.
-const DISMISSAL_LIMIT: Duration = Duration::from_secs(15);
-const ASK_AGAIN: Duration = Duration::from_millis(50);
 /// Others may be faster this often; each time one of them has got on.
 const ATTEMPTS: usize = 100;
 
-#[derive(Deserialize)]
-pub struct ForceQuery {
-    #[serde(default)]
-    force: bool,
+pub async fn create(State(api): State<Arc<Api>>, Path(dc): Path<String>, body: Body) -> Result<Json<Dc>, Failure> {
+    let wanted: DiskSpec = parse(&read_body(body).await?)?;
+    let drawn = Drawn { serial: draw_set()?, set: draw_set()? };
+    let name = wanted.name.clone();
+    let asked = asked(&api, &dc, &name, move |context, view| {
+        let engine = &*context.engine;
+        demand_level(context)?;
+        if disks::is_new(&view.record, &wanted.name) {
+            let described = disks::described(&view.record.spec, &wanted);
+            changes::demand_release(&described, level::of(engine)?)?;
+            spec::check(&described, &known_nodes(engine)?)?;
+        }
+        let usable = usable(context, view, wanted.node.as_ref())?;
+        Ok(disks::create(engine, (&view.record, view.modified), &wanted, &usable, drawn)?)
+    })
+    .await?;
+    match follow(&api, &asked, &name).await {
+        Ok(view) => Ok(Json(api.describe(&view))),
+        Err(failed) => {
+            if asked.is_changed {
+                // Nobody has used it yet.
+                let taken_back = self::asked(&api, &dc, &name, {
+                    let name = name.clone();
+                    move |context, view| Ok(disks::delete(&*context.engine, (&view.record, view.modified), &name)?)
+                });
+                warn(taken_back.await.err(), &dc, &name);
+            }
+            Err(failed)
+        }
+    }
 }
 
-/// The disk, and the node that is meant.
-struct Meant {
-    dc: String,
-    disk: String,
-    node: String,
-}
-
-pub async fn add(
+pub async fn change(
     State(api): State<Arc<Api>>,
     Path((dc, disk)): Path<(String, String)>,
     body: Body,
 ) -> Result<Json<Dc>, Failure> {
-    let DcNodeRequest { node } = parse(&read_body(body).await?)?;
-    let meant = Meant { dc, disk, node };
-    let set = draw_set()?;
-    let (meant, view) = asked(&api, meant, move |context, view, meant| {
-        demand_ready(context, view, &meant.node)?;
-        let engine = &*context.engine;
-        changes::demand_copies(level::of(engine).map_err(|error| Failure::from(error).0)?)?;
-        Ok(copies::add(engine, (&view.record, view.modified), &meant.disk, &meant.node, set)?)
-    })
-    .await?;
-    // A disk without copies is where it is.
-    let is_copy = |one: &Instance| one.kind.name() == COPY && one.node == meant.node;
-    let is_placed = view.record.placement.instances.iter().any(is_copy);
-    if view.record.desired != Desired::Running || !is_placed {
-        return Ok(Json(api.describe(&view)));
-    }
-    let mirror = &api.context.answers.mirror;
-    let is_there = |view: &DcView, alive: &BTreeSet<String>| {
-        let is_member = || {
-            let known = succession::copies(&**mirror, &view.record).unwrap_or_default();
-            let of_disk = known.iter().filter(|disk| disk.disk == meant.name());
-            of_disk.flat_map(|disk| &disk.copies).any(|copy| copy.node == meant.node)
-        };
-        match follows(view, alive, view.record.generation, &view.record.spec.nodes) {
-            None if state(view, &meant) != Some(ServerState::Running) => {
-                Progress::Waiting(format!("it does not run on {} yet", meant.node))
+    let DiskChange { bytes } = parse(&read_body(body).await?)?;
+    let step = |step: Step| {
+        let disk = disk.clone();
+        move |context: &Context, view: &DcView| {
+            demand_level(context)?;
+            if matches!(step, Step::Copies) {
+                let mut described = view.record.spec.clone();
+                described.disks.iter_mut().filter(|one| one.name == disk).for_each(|one| one.bytes = bytes);
+                spec::check(&described, &known_nodes(&*context.engine)?)?;
             }
-            None if !is_member() => Progress::Waiting("the disk has not heard of it".to_owned()),
-            None => Progress::Done,
-            Some(node) => Progress::Waiting(format!("node {node} follows")),
+            Ok(disks::grow(&*context.engine, (&view.record, view.modified), &disk, bytes, step)?)
         }
     };
-    let view = wait_until(&api, &view, LIMIT, is_there).await?.ok_or_else(|| no_such_dc(&meant.dc))?;
-    let (also, record) = (Arc::clone(&api), view.record.clone());
-    let mut described = api.describe(&view);
-    described.copies = blocking(move || Ok(succession::copies(&*also.context.answers.mirror, &record)?)).await?;
-    Ok(Json(described))
+    let first = asked(&api, &dc, &disk, step(Step::Copies)).await?;
+    if let Err(failed) = follow(&api, &first, &disk).await {
+        let earlier = copies::disk_named(&first.before, &disk).ok().and_then(|disk| disk.volume.as_ref());
+        if let Some(earlier) = earlier.filter(|_| first.is_changed) {
+            warn(asked(&api, &dc, &disk, step(Step::BackTo(earlier.bytes))).await.err(), &dc, &disk);
+        }
+        return Err(failed);
+    }
+    let second = asked(&api, &dc, &disk, step(Step::Disk)).await?;
+    Ok(Json(api.describe(&follow(&api, &second, &disk).await?)))
 }
 
-pub async fn remove(
+pub async fn delete(
     State(api): State<Arc<Api>>,
-    Path((dc, disk, node)): Path<(String, String, String)>,
+    Path((dc, disk)): Path<(String, String)>,
     Query(ForceQuery { force }): Query<ForceQuery>,
 ) -> Result<Json<Dc>, Failure> {
-    let meant = Meant { dc, disk, node };
-    let (meant, view) = asked(&api, meant, move |context, view, meant| {
-        Ok(copies::remove(&*context.engine, (&view.record, view.modified), &meant.disk, &meant.node, force)?)
+    let name = disk.clone();
+    let asked = asked(&api, &dc, &disk, move |context, view| {
+        if !force && let Ok(disk) = copies::disk_named(&view.record, &name) {
+            demand_there(context, &view.record, disk)?;
+        }
+        Ok(disks::delete(&*context.engine, (&view.record, view.modified), &name)?)
     })
     .await?;
-    let is_gone = |view: &DcView, alive: &BTreeSet<String>| {
-        let is_there = || state(view, &meant).is_some_and(|state| state != ServerState::Stopped);
-        match follows(view, alive, view.record.generation, [&meant.node]) {
-            None if alive.contains(&meant.node) && is_there() => {
-                Progress::Waiting(format!("it is still on {}", meant.node))
-            }
-            None => Progress::Done,
-            Some(node) => Progress::Waiting(format!("node {node} follows")),
-        }
-    };
+    Ok(Json(api.describe(&follow(&api, &asked, &disk).await?)))
+}
+
+/// Daemons of the release before do not know such disks.
+fn demand_level(context: &Context) -> Result<(), Failure> {
+    Ok(changes::demand_later_disks(level::of(&*context.engine)?)?)
+}
+
+/// Nodes of the container that can get something new; `wanted`: this one has to be one of them.
+fn usable(context: &Context, view: &DcView, wanted: Option<&String>) -> Result<Vec<String>, Failure> {
+    if let Some(wanted) = wanted {
+        super::services::demand_ready(context, view, wanted)?;
+    }
+    let nodes = view.record.spec.nodes.iter();
     if view.record.desired != Desired::Running {
-        return Ok(Json(api.describe(&view)));
+        return Ok(nodes.cloned().collect());
     }
-    let view = wait_until(&api, &view, LIMIT, is_gone).await?.ok_or_else(|| no_such_dc(&meant.dc))?;
-    Ok(Json(api.describe(&view)))
+    let sight = Sight::of(context, &mut Seen::default(), &[], Instant::now())?;
+    Ok(nodes.filter(|node| sight.standing(view, node) == NodeStanding::Ready).cloned().collect())
 }
 
-pub async fn promote(
-    State(api): State<Arc<Api>>,
-    Path((dc, disk, node)): Path<(String, String, String)>,
-    Query(ForceQuery { force }): Query<ForceQuery>,
-) -> Result<Json<Dc>, Failure> {
-    let meant = Meant { dc, disk, node };
-    let server = meant.server();
-    if !force {
-        return servers::stand(&api, &meant.dc, &server, &meant.node).await;
-    }
-    let (meant, view) = asked(&api, meant, move |context, view, meant| {
-        let sight = Sight::of(context, &mut Seen::default(), &[], Instant::now())?;
-        let at = (&view.record, view.modified);
-        Ok(copies::force(&*context.engine, at, &meant.disk, &meant.node, |node| sight.is_there(node))?)
-    })
-    .await?;
-    servers::await_there(&api, &view, &server, &meant.node).await
+/// Who is away removes nothing.
+fn demand_there(context: &Context, record: &DcRecord, disk: &Instance) -> Result<(), Failure> {
+    let alive = nodes::alive(context)?;
+    let Some(away) = disks::nodes_with_images(record, disk).into_iter().find(|node| !alive.contains_key(node)) else {
+        return Ok(());
+    };
+    let (dc, name) = (&record.spec.name, disk.volume.as_ref().map_or("", |volume| volume.name.as_str()));
+    Err(ErrorBody::new(ErrorKind::Unavailable, format!("disk '{name}' of container '{dc}' is not removed"))
+        .because(format!("node {away}, which has an image of it, does not answer"))
+        .hint("when it is back; or --force, which leaves that image there until the container is deleted")
+        .into())
 }
 
-/// The container as it is to be, once all that has to say so has.
+/// What was asked for, as it is to be.
+struct Asked {
+    before: DcRecord,
+    view: DcView,
+    is_changed: bool,
+}
+
 async fn asked(
     api: &Arc<Api>,
-    meant: Meant,
-    ask: impl Fn(&Context, &DcView, &Meant) -> Result<CopyAsked, Failure> + Send + Sync + 'static,
-) -> Result<(Arc<Meant>, DcView), Failure> {
-    let (meant, ask) = (Arc::new(meant), Arc::new(ask));
-    let until = Instant::now() + DISMISSAL_LIMIT;
-    loop {
-        let (also, of, attempt) = (Arc::clone(api), Arc::clone(&meant), Arc::clone(&ask));
-        let done = blocking(move || attempts(&also.context, &of, &*attempt)).await?;
-        if let Some(view) = done {
-            return Ok((meant, view));
-        }
-        if Instant::now() >= until {
-            let Meant { dc, disk, node } = &*meant;
-            let what = format!("the copy of disk '{disk}' of container '{dc}' on {node} is still needed");
-            return Err(ErrorBody::new(ErrorKind::TimedOut, what)
-                .because("its primary does not say that it can be spared: it waits for other copies, or for the cluster's engine")
-                .hint(format!("dvs disk inspect {dc} {disk}; again; --force where the others never come back"))
-                .into());
-        }
-        tokio::time::sleep(ASK_AGAIN).await;
-    }
-}
-
-/// `None`: the primary has to say so first.
-fn attempts(
-    context: &Context,
-    meant: &Meant,
-    ask: &dyn Fn(&Context, &DcView, &Meant) -> Result<CopyAsked, Failure>,
-) -> Result<Option<DcView>, Failure> {
-    for _ in 0..ATTEMPTS {
-        let mut view = records::dc_view(&*context.engine, &meant.dc)?.ok_or_else(|| no_such_dc(&meant.dc))?;
-        demand_lasting(&view.record)?;
-        match ask(context, &view, meant)? {
-            CopyAsked::Placed(record) => {
-                view.record = *record;
-                return Ok(Some(view));
+    dc: &str,
+    disk: &str,
+    ask: impl Fn(&Context, &DcView) -> Result<DiskAsked, Failure> + Send + 'static,
+) -> Result<Asked, Failure> {
+    let (api, dc, disk) = (Arc::clone(api), dc.to_owned(), disk.to_owned());
+    blocking(move || {
+        for _ in 0..ATTEMPTS {
+            let mut view = records::dc_view(&*api.context.engine, &dc)?.ok_or_else(|| no_such_dc(&dc))?;
+            demand_lasting(&view.record)?;
+            let before = view.record.clone();
+            match ask(&api.context, &view)? {
+                DiskAsked::Placed(record) => {
+                    view.record = *record;
+                    return Ok(Asked { before, view, is_changed: true });
+                }
+                DiskAsked::IsSo => return Ok(Asked { before, view, is_changed: false }),
+                DiskAsked::Refused(why) => return Err(refusal(&dc, &disk, why)),
+                DiskAsked::Changed => (),
             }
-            CopyAsked::IsSo => return Ok(Some(view)),
-            CopyAsked::AwaitsPrimary => return Ok(None),
-            CopyAsked::Refused(why) => return Err(refusal(meant, why)),
-            CopyAsked::Changed => (),
         }
-    }
-    Err(contended())
+        Err(contended())
+    })
+    .await
 }
 
-impl Meant {
-    /// Of the disk.
-    fn name(&self) -> &str {
-        self.disk.strip_prefix("disk-").unwrap_or(&self.disk)
+/// Until its nodes are as the record says, as far as they are there.
+async fn follow(api: &Arc<Api>, asked: &Asked, disk: &str) -> Result<DcView, Failure> {
+    let Asked { before: _, view: wished, is_changed } = asked;
+    let record = &wished.record;
+    if record.desired != Desired::Running {
+        return Ok(wished.clone());
     }
+    let name = disk.strip_prefix("disk-").unwrap_or(disk);
+    let is_of_it = |one: &&Instance| one.volume.as_ref().is_some_and(|volume| volume.name == name);
+    let servers: Vec<&Instance> = record.placement.instances.iter().filter(is_of_it).collect();
+    let known =
+        |view: &DcView, problem: &String| view.shares.values().any(|share| share.share.problems.contains(problem));
+    let judge = |view: &DcView, alive: &BTreeSet<String>| {
+        let problems = view.shares.values().flat_map(|share| &share.share.problems);
+        if let Some(problem) = problems.into_iter().find(|problem| *is_changed && !known(wished, problem)) {
+            let body = ErrorBody::new(ErrorKind::Conflict, format!("disk '{name}' cannot be so"));
+            return Progress::Failed(body.because(problem.clone()).hint("another size or node; nothing is changed"));
+        }
+        if let Some(node) = follows(view, alive, record.generation, &record.spec.nodes) {
+            return Progress::Waiting(format!("node {node} follows"));
+        }
+        let runs = |one: &Instance| {
+            let share = view.shares.get(&one.node)?;
+            let server = share.share.servers.iter().find(|server| server.name == one.name)?;
+            (server.state == ServerState::Running).then_some(())
+        };
+        match servers.iter().find(|one| alive.contains(&one.node) && runs(one).is_none()) {
+            Some(one) => Progress::Waiting(format!("{} does not run on {} yet", one.name, one.node)),
+            None => Progress::Done,
+        }
+    };
+    wait_until(api, wished, LIMIT, judge).await?.ok_or_else(|| no_such_dc(&record.spec.name))
+}
 
-    fn server(&self) -> String {
-        format!("disk-{}", self.name())
+fn warn(left: Option<Failure>, dc: &str, disk: &str) {
+    if let Some(left) = left {
+        tracing::warn!(dc, disk, why = %left.0, "a change of a disk that a node could not follow is not taken back");
     }
 }
 
-/// Of the copy that is meant, as its node says.
-fn state(view: &DcView, meant: &Meant) -> Option<ServerState> {
-    let name = format!("{COPY}-{}", meant.name());
-    let share = &view.shares.get(&meant.node)?.share;
-    share.servers.iter().find(|one| one.name == name).map(|one| one.state)
-}
-
-fn refusal(Meant { dc, disk, node }: &Meant, why: CopyRefusal) -> Failure {
-    let conflict = |what: &str, because: String, hint: String| {
+fn refusal(dc: &str, disk: &str, why: DiskRefusal) -> Failure {
+    let conflict = |what: String, because: &str, hint: String| {
         ErrorBody::new(ErrorKind::Conflict, what).because(because).hint(hint).into()
     };
-    let copy = format!("the copy of disk '{disk}' of container '{dc}' on {node}");
+    let its = format!("disk '{disk}' of container '{dc}'");
     match why {
-        CopyRefusal::NoDisk { known } => {
+        DiskRefusal::NoDisk { known } => {
             let what = format!("container '{dc}' has no disk '{disk}'");
             failure(ErrorKind::NotFound, what, format!("one of {}", known.join(", ")))
         }
-        CopyRefusal::NoCopy { nodes } if nodes.is_empty() => {
-            let what = format!("disk '{disk}' of container '{dc}' has no copies");
-            failure(ErrorKind::NotFound, what, format!("dvs disk replica add {dc} {disk} NODE"))
-        }
-        CopyRefusal::NoCopy { nodes } => {
-            let what = format!("no copy of disk '{disk}' of container '{dc}' is on {node}");
-            failure(ErrorKind::NotFound, what, format!("they are on {}", nodes.join(", ")))
-        }
-        CopyRefusal::TooMany => conflict(
-            &format!("container '{dc}' has no place for another copy"),
-            "all its disks together have as many as can be".to_owned(),
-            format!("dvs disk ls {dc}; dvs disk replica remove"),
+        DiskRefusal::Exists => conflict(
+            format!("container '{dc}' has a disk '{disk}' already"),
+            "its size, copies or node are not those that are asked for",
+            format!("another name; or dvs disk resize, replica, dvs server move: dvs disk inspect {dc} {disk}"),
         ),
-        CopyRefusal::NoRoom(shortage) => shortage.refusal(dc).into(),
-        CopyRefusal::Leaves => conflict(
-            &format!("{copy} is being removed"),
-            "somebody did not want it any more".to_owned(),
-            format!("dvs disk replica remove {dc} {disk} {node}, then add it anew"),
+        DiskRefusal::TooMany => conflict(
+            format!("container '{dc}' has no place for another disk"),
+            "it has as many disks, or copies of all of them together, as can be",
+            format!("dvs disk ls {dc}; dvs disk delete"),
         ),
-        CopyRefusal::IsPrimary => conflict(
-            &format!("{copy} stays"),
-            "the disk stands beside it".to_owned(),
-            format!("dvs server move {dc} disk-{disk} NODE"),
+        DiskRefusal::NoRoom(shortage) => shortage.refusal(dc).into(),
+        DiskRefusal::FewNodes { usable } => conflict(
+            format!("{its} cannot have so many copies"),
+            &format!("nodes of the container that are there and take something new: {}", usable.join(", ")),
+            "fewer --replicas; dvs node ls".to_owned(),
         ),
-        CopyRefusal::Stopped => conflict(
-            &format!("{copy} stays"),
-            "while the container is stopped nobody can say whether the others have everything".to_owned(),
-            format!("dvs start {dc}; or --force, if they have"),
+        DiskRefusal::IsTree => conflict(
+            format!("{its} stays as it is"),
+            "its file tree is on it",
+            format!("a larger one in another container: dvs dc backup {dc}, dvs dc restore --name OTHER --disk SIZE"),
         ),
-        CopyRefusal::IsCurrent => conflict(
-            &format!("{copy} has everything"),
-            "nothing has to be given up for it".to_owned(),
-            format!("dvs disk replica promote {dc} {disk} {node}, without --force"),
+        DiskRefusal::IsExported => conflict(
+            format!("{its} stays"),
+            "it is served over NBD",
+            format!("dvs disk unexport {dc}, or export others"),
         ),
-        CopyRefusal::NeverCurrent => conflict(
-            &format!("{copy} cannot be made primary"),
-            "it never had everything".to_owned(),
-            format!("another one: dvs disk inspect {dc} {disk}; or dvs dc restore"),
+        DiskRefusal::Stopped => conflict(
+            format!("{its} stays"),
+            "its nodes do not look while the container is stopped",
+            format!("dvs start {dc}"),
         ),
-        CopyRefusal::PrimaryThere { node: other } => conflict(
-            &format!("{copy} is not made primary"),
-            format!("the copy on {other} has everything, and that node is there"),
-            format!("wait until this one has caught up: dvs disk inspect {dc} {disk}"),
+        DiskRefusal::WouldShrink { bytes } => conflict(
+            format!("{its} is not made smaller"),
+            &format!("it has {} MiB, and what is behind the new end would be lost", bytes >> 20),
+            format!("a new one: dvs disk create {dc} NAME --size"),
         ),
     }
 }

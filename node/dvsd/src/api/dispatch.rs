@@ -11,7 +11,7 @@ use mgmt_api::routes::{Operation, ROUTES};
 use super::failure::{Failure, failure};
 use super::{
     Api, BODY_BYTES_MAX, access, backup, changes, dcs, disks, events, examination, gate, health, joining, nodes, plans,
-    ports, processes, requests, servers, services, settings, spans, upgrade, usage,
+    ports, processes, replicas, requests, servers, services, settings, spans, upgrade, usage,
 };
 
 fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
@@ -68,9 +68,12 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
         Operation::ServiceStop => post(services::stop),
         Operation::ServiceRestart => post(services::restart),
         Operation::ServerMove => post(servers::move_to),
-        Operation::ReplicaAdd => post(disks::add),
-        Operation::ReplicaRemove => delete(disks::remove),
-        Operation::ReplicaPromote => post(disks::promote),
+        Operation::DiskCreate => post(disks::create),
+        Operation::DiskChange => patch(disks::change),
+        Operation::DiskDelete => delete(disks::delete),
+        Operation::ReplicaAdd => post(replicas::add),
+        Operation::ReplicaRemove => delete(replicas::remove),
+        Operation::ReplicaPromote => post(replicas::promote),
         Operation::ServiceMove => post(services::move_away),
         Operation::Ports => get(ports::list),
         Operation::PortAdd => post(ports::add),

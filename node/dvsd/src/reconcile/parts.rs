@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::net::Ipv4Addr;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -647,14 +648,13 @@ impl Parts {
             tracing::info!(dc = self.share.id, ?part, "stands elsewhere now");
             let left = match self.processes.remove(&part) {
                 Some(process) => Some(process),
-                None => self.share.role_name(&part).map(|name| self.adopt(name)).transpose()?,
+                None => earlier.role_name(&part).map(|name| self.adopt(name)).transpose()?,
             };
             // Whoever comes after it need not wait until it has said its last.
             left.map_or(Ok(()), |mut process| process.end(Duration::ZERO))?;
             self.desk_of(&part).into_iter().for_each(|desk| self.end_desk(desk));
-            if let Some(copy) = earlier.instance(&part).filter(|one| self.has_left(one)) {
-                self.remove_copy(copy)?;
-            }
+            let volume = earlier.instance(&part).and_then(|one| one.volume.as_ref());
+            volume.filter(|volume| self.has_left(volume)).map_or(Ok(()), |volume| self.remove_images(volume))?;
         }
         let servers: Vec<Part> = self.share.parts.iter().filter(|part| is_here(&self.share, part)).copied().collect();
         for part in servers {
@@ -674,16 +674,15 @@ impl Parts {
         Ok(())
     }
 
-    /// Whether it was a copy that people do not want any more.
-    fn has_left(&self, copy: &Instance) -> bool {
-        let is_same = |one: &Instance| one.kind == copy.kind && one.index == copy.index;
-        copy.kind.name() == COPY && !self.share.placement.instances.iter().any(is_same)
+    /// Whether it was a disk, or a copy of one, that people do not want any more: nothing here needs its image.
+    fn has_left(&self, volume: &Volume) -> bool {
+        let here = self.share.placement.instances.iter().filter(|one| one.node == self.context.config.node);
+        !here.filter_map(|one| one.volume.as_ref()).any(|it| it.file() == volume.file())
     }
 
     /// What it knows of itself goes first: an image alone is nothing that anybody trusts.
-    fn remove_copy(&self, copy: &Instance) -> Result<(), Problem> {
-        let Some(volume) = &copy.volume else { return Ok(()) };
-        tracing::info!(dc = self.share.id, disk = volume.name, "a copy is removed");
+    fn remove_images(&self, volume: &Volume) -> Result<(), Problem> {
+        tracing::info!(dc = self.share.id, disk = volume.name, "an image is removed");
         for file in [volume.kept_file(), volume.file(), volume.fence_file()] {
             state::remove(&self.images().join(file))?;
         }
@@ -1055,11 +1054,17 @@ impl Parts {
         })
     }
 
-    /// Numbers of copies are given again: of one of them its own file tells whether it is new.
+    /// Numbers of copies, and positions of disks that are made later, are given again: of one of them the file beside
+    /// its image tells whether it is new.
     fn may_make_image(&self, part: &Part, ever_ran: bool) -> bool {
-        let copy = self.share.instance(part).filter(|one| one.kind.name() == COPY);
-        let volume = copy.and_then(|copy| copy.volume.as_ref());
-        volume.map_or(!ever_ran, |volume| !self.images().join(volume.kept_file()).exists())
+        let instance = self.share.instance(part);
+        let kept = |volume: &Volume| match instance.map(|one| one.kind.name()) {
+            Some(COPY) => Some(volume.kept_file()),
+            // Its position was perhaps another one's.
+            _ => volume.serial.map(|_| volume.fence_file()),
+        };
+        let kept = instance.and_then(|one| one.volume.as_ref()).and_then(kept);
+        kept.map_or(!ever_ran, |kept| !self.images().join(kept).exists())
     }
 
     fn descriptors(&self, part: &Part, found: Image) -> Result<BTreeMap<String, OwnedFd>, Problem> {
@@ -1170,14 +1175,17 @@ impl Parts {
             .map_err(|error| format!("cannot open the image {}: {error}", path.display()))?;
         let length = file.metadata()?.len();
         match volume {
-            // Made just now, or by a daemon that was killed before it gave it its size.
-            Some(Volume { name, bytes, store, .. }) if length == 0 => {
+            // Made just now, or by a daemon that was killed before it gave it its size; or made larger.
+            Some(volume @ Volume { name, bytes, store, .. }) if length == 0 || volume.shall_grow(length) => {
                 if *store == DiskStore::Image && !space::is_memory(&file) {
-                    set_aside(&file, *bytes, name, &path)?;
+                    set_aside(&file, length..*bytes, name, &path)?;
                 }
                 file.set_len(*bytes)?;
             }
-            Some(Volume { bytes, .. }) if length != *bytes => {
+            // What was made larger in vain has more than it needs.
+            Some(volume @ Volume { bytes, .. })
+                if length < *bytes || volume.grown_from.is_none() && length > *bytes =>
+            {
                 return Err(format!("the image {} has {length} bytes instead of {bytes}", path.display()).into());
             }
             _ => (),
@@ -1227,9 +1235,11 @@ impl Parts {
     }
 }
 
-/// Gives an image all its space at once, so that nobody who fills the node's disk takes it away later.
-fn set_aside(image: &File, bytes: u64, name: &str, path: &Path) -> Result<(), Problem> {
+/// Gives an image all its space at once, so that nobody who fills the node's disk takes it away later. `range`: where
+/// it has none yet, to its end.
+fn set_aside(image: &File, range: Range<u64>, name: &str, path: &Path) -> Result<(), Problem> {
     use rustix::fs::{FallocateFlags, fallocate};
+    let bytes = range.end.saturating_sub(range.start);
     let refused = |free: u64| {
         let wanted = bytes >> 20;
         format!(
@@ -1244,13 +1254,17 @@ fn set_aside(image: &File, bytes: u64, name: &str, path: &Path) -> Result<(), Pr
         return Err(refused(space.for_images()).into());
     }
     // The size comes last: an image that has one is whole.
-    match rustix::io::retry_on_intr(|| fallocate(image, FallocateFlags::KEEP_SIZE, 0, bytes)) {
+    match rustix::io::retry_on_intr(|| fallocate(image, FallocateFlags::KEEP_SIZE, range.start, bytes)) {
         Ok(()) => Ok(()),
         // A file system that cannot: the image is sparse there, and the disk server knows it.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => Ok(()),
         Err(error) => {
-            // With it goes what it got.
-            state::remove(path)?;
+            // What it got goes again.
+            if range.start == 0 {
+                state::remove(path)?;
+            } else {
+                image.set_len(range.start)?;
+            }
             match error {
                 rustix::io::Errno::NOSPC => Err(refused(space.for_images()).into()),
                 error => Err(format!("no space was set aside for {}: {error}", path.display()).into()),

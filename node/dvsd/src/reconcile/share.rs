@@ -153,6 +153,8 @@ impl Share {
                 Setting::OwnerOfDisk => json!(first("fs")?.endpoint),
                 Setting::Exports => json!(self.exports()),
                 Setting::DiskBytes => json!(self.instance(part)?.volume.as_ref()?.bytes),
+                Setting::MayBeLonger if self.instance(part)?.volume.as_ref()?.grown_from.is_none() => continue,
+                Setting::MayBeLonger => json!(1),
                 Setting::Set => match self.instance(part)?.volume.as_ref()?.set {
                     Some(set) => json!(set),
                     None => continue,

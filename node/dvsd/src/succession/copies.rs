@@ -160,14 +160,14 @@ fn place(
 }
 
 /// By its name, or that of its server.
-fn disk_named<'a>(record: &'a DcRecord, name: &str) -> Result<&'a Instance, CopyRefusal> {
+pub fn disk_named<'a>(record: &'a DcRecord, name: &str) -> Result<&'a Instance, CopyRefusal> {
     let disks = || record.placement.instances.iter().filter(|one| one.kind == ServerKind::DISK);
     let name_of = |disk: &Instance| disk.volume.as_ref().map(|volume| volume.name.clone());
     let found = disks().find(|disk| disk.name == name || name_of(disk).is_some_and(|known| known == name));
     found.ok_or_else(|| CopyRefusal::NoDisk { known: disks().filter_map(name_of).collect() })
 }
 
-fn bytes_of(disk: &Instance) -> u64 {
+pub(super) fn bytes_of(disk: &Instance) -> u64 {
     let image = disk.volume.as_ref().filter(|volume| volume.store == DiskStore::Image);
     image.map_or(0, |volume| volume.bytes)
 }
@@ -212,7 +212,7 @@ fn with_copy(
     Ok(Some((next, bytes)))
 }
 
-fn add_copy(
+pub(super) fn add_copy(
     instances: &mut Vec<Instance>,
     disk: &Instance,
     node: &str,
@@ -236,7 +236,7 @@ fn add_copy(
 }
 
 /// The description says how many there are.
-fn describe(record: &mut DcRecord, disk: &Instance) {
+pub(super) fn describe(record: &mut DcRecord, disk: &Instance) {
     let Some(volume) = &disk.volume else { return };
     let copies = placer::copies_of(&record.placement.instances, disk).count();
     if record.spec.disks.is_empty() {

@@ -4,7 +4,8 @@
 //! a list and a poke. Blocks go from the ring to the image without a copy of ours: the machine is given the number of
 //! the request, not its bytes. A copy whose medium fails ends: silence is what its primary understands.
 //!
-//! Spawn record: descriptors `image`, `kept`; options `bytes`, `disk` (the endpoint that may speak with it), `set`.
+//! Spawn record: descriptors `image`, `kept`; options `bytes`, `may_be_longer` (1: the image may), `disk` (the endpoint
+//! that may speak with it), `set`.
 
 use std::collections::HashMap;
 use std::process::ExitCode;
@@ -47,9 +48,10 @@ fn open(boot: &mut Boot) -> Result<CopyServer, Failure> {
     let file = boot.spawn.take_fd("image").ok_or(SpawnError::Missing("fds.image"))?;
     let kept = boot.spawn.take_fd("kept").ok_or(SpawnError::Missing("fds.kept"))?;
     let bytes = boot.spawn.option_u64("bytes")?;
+    let may_be_longer = boot.spawn.option_u64("may_be_longer")? == Some(1);
     let set = boot.spawn.option_u64("set")?.ok_or(SpawnError::Missing("options.set"))?;
     let disk = boot.spawn.option_as("disk", Endpoint::from_u64)?.unwrap_or(Endpoint::DISK);
-    let volume = Volume::new(ImageFile::open(Image { file, bytes, access: Access::ReadWrite })?);
+    let volume = Volume::new(ImageFile::open(Image { file, bytes, may_be_longer, access: Access::ReadWrite })?);
     tracing::info!(bytes = volume.bytes(), set, "copy opened");
     CopyServer::open(volume, kept, CopyOptions { set, disk, boot: boot_number()? }, boot.handle.clone())
 }

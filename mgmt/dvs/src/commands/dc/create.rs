@@ -267,7 +267,7 @@ fn place_server(servers: &mut Vec<ServerSpec>, kind: ServerKind, node: Option<St
 }
 
 /// What is said of the disk of the file tree.
-fn place_disk(
+pub fn place_disk(
     disks: &mut Vec<DiskSpec>,
     bytes: Option<u64>,
     node: Option<String>,

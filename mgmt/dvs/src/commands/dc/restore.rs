@@ -17,8 +17,10 @@ use super::super::tree::{Progress, judge, transfer};
 use super::super::{Outcome, block_on, daemon, done, names, say};
 use super::backup::Contents;
 use super::backup::form::{End, FormError, Reader};
+use super::create::place_disk;
 use crate::cli::Global;
 use crate::errors::Failure;
+use crate::units::parse_bytes;
 
 const BUFFER_BYTES: usize = 1 << 20;
 /// Pieces on their way.
@@ -45,11 +47,14 @@ pub struct Options {
     /// Nodes that it spans [default: those that it spanned]. Servers and disks of other nodes are placed anew.
     #[arg(long, value_delimiter = ',', value_name = "NODES", add = names::nodes())]
     nodes: Vec<String>,
+    /// Size of the disk for its file tree [default: the one that it had].
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    disk: Option<u64>,
     /// Publish none of its ports.
     #[arg(long)]
     no_ports: bool,
     /// Read it, and make nothing.
-    #[arg(long, conflicts_with_all = ["name", "nodes", "no_ports"])]
+    #[arg(long, conflicts_with_all = ["name", "nodes", "disk", "no_ports"])]
     check: bool,
 }
 
@@ -123,6 +128,7 @@ fn unusable(options: &Options, error: &FormError) -> Failure {
 fn wanted(dc: &DcSpec, options: &Options) -> DcSpec {
     let mut spec = dc.clone();
     spec.name = options.name.clone().unwrap_or(spec.name);
+    place_disk(&mut spec.disks, options.disk, None, None, None);
     if options.no_ports {
         spec.ports.clear();
         spec.nbd = None;
@@ -218,12 +224,15 @@ mod tests {
             file: "-".into(),
             name: Some("other".to_owned()),
             nodes: nodes.iter().map(|node| (*node).to_owned()).collect(),
+            disk: None,
             no_ports: true,
             check: false,
         };
         let same = wanted(&dc, &options(&[]));
         assert_eq!((same.name.as_str(), &same.servers, &same.disks), ("other", &dc.servers, &dc.disks));
         assert!(same.ports.is_empty());
+        let larger = wanted(&dc, &Options { disk: Some(8192), ..options(&[]) });
+        assert_eq!((larger.disks[0].bytes, larger.disks[0].node.as_deref()), (8192, Some("n2")));
         let moved = wanted(&dc, &options(&["n2", "m1"]));
         assert_eq!((moved.servers[0].node.as_deref(), moved.disks[0].node.as_deref()), (None, Some("n2")));
     }
