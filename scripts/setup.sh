@@ -42,6 +42,7 @@ procps:ps and pkill inside containers
 libnbd-bin:clients of disks (nbdinfo, nbdcopy)
 qemu-utils:likewise (qemu-io, qemu-img)
 fio:likewise, with verification
+fuse3:mounts a file tree for who is not root
 libacl1-dev:pjdfstest, a test suite of others, is built with it (long tests only)
 "
 

@@ -13,6 +13,7 @@
 //! | [`table`] | what proc gates ask each other and answer, and texts of processes of other nodes |
 //! | [`image`], [`log`] | what lies on a volume of files or in its log, and calls of clients behind it |
 //! | [`copies`] | what copies of a replicated disk answer their primary, and what lies beside them |
+//! | [`nbd`] | what a client of disks over NBD says, from its first byte on |
 //! | [`keeper`] | one packet between a daemon and a keeper |
 //! | [`bodies`], [`streams`] | a body of the REST API, the frames of a program's stream |
 //!
@@ -31,6 +32,7 @@ mod fuse;
 mod link;
 mod management;
 mod member;
+mod nbd;
 mod stand_in;
 mod table;
 mod volume;
@@ -41,6 +43,7 @@ pub use engine::engine;
 pub use fuse::fuse;
 pub use link::link;
 pub use management::{bodies, keeper, streams};
+pub use nbd::nbd;
 pub use stand_in::stand_in;
 pub use table::table;
 pub use volume::{image, log};
@@ -65,6 +68,7 @@ pub const TARGETS: &[Target] = &[
     ("image", image, volume::images),
     ("log", log, volume::logs),
     ("copies", copies, copies::corpus),
+    ("nbd", nbd, nbd::corpus),
     ("keeper", keeper, management::keeper_corpus),
     ("bodies", bodies, management::body_corpus),
     ("streams", streams, management::stream_corpus),

@@ -306,6 +306,11 @@ impl Exporter {
         }
     }
 
+    /// One client, until it goes.
+    pub fn converse_over(&self, stream: UnixStream) -> io::Result<()> {
+        self.converse(NbdStream::Unix(stream))
+    }
+
     fn converse(&self, stream: NbdStream) -> io::Result<()> {
         stream.limit(Some(NEGOTIATION_LIMIT))?;
         let Some(Agreed { export, store, form, mut input, output }) = self.negotiate(stream)? else { return Ok(()) };

@@ -25,6 +25,14 @@ pub enum PidNamespace {
     Own,
 }
 
+/// What becomes of the program when its caller ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WhenCallerEnds {
+    GoOn,
+    /// With the thread that started it: it is killed.
+    Die,
+}
+
 /// What to start.
 #[derive(Debug)]
 pub struct Launch<'a> {
@@ -40,6 +48,7 @@ pub struct Launch<'a> {
     /// Stay open with their numbers; all others close.
     pub inherit: &'a [BorrowedFd<'a>],
     pub pid_namespace: PidNamespace,
+    pub when_caller_ends: WhenCallerEnds,
 }
 
 /// A started program. Its number is the caller's to reap.
@@ -81,6 +90,7 @@ pub fn launch(what: &Launch<'_>, record: impl FnOnce(i32) -> io::Result<()>) -> 
         gate: gate_out.as_raw_fd(),
         caller_gate: gate_in.as_raw_fd(),
         fault: fault_in.as_raw_fd(),
+        is_killed_with_caller: what.when_caller_ends == WhenCallerEnds::Die,
     };
     let (pid, pidfd) = clone(what.pid_namespace, &plan).map_err(LaunchError::Clone)?;
     drop((gate_out, fault_in));
@@ -113,6 +123,7 @@ struct ChildPlan<'a> {
     gate: RawFd,
     caller_gate: RawFd,
     fault: RawFd,
+    is_killed_with_caller: bool,
 }
 
 fn clone(namespace: PidNamespace, plan: &ChildPlan<'_>) -> io::Result<(i32, OwnedFd)> {
@@ -143,6 +154,10 @@ fn clone(namespace: PidNamespace, plan: &ChildPlan<'_>) -> io::Result<(i32, Owne
 unsafe fn become_program(plan: &ChildPlan<'_>) -> ! {
     // SAFETY: (1) system calls and signal dispositions only, no allocation, no lock. (2) Pointers are the plan's.
     unsafe {
+        // A caller that is gone already shows in the gate.
+        if plan.is_killed_with_caller {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+        }
         let mut go = 0_u8;
         // Ours too: while a copy of the writing end is open here, the caller's death would go unnoticed.
         libc::close(plan.caller_gate);
@@ -198,6 +213,7 @@ mod tests {
             log: writer.as_fd(),
             inherit: &[other.as_fd()],
             pid_namespace: namespace,
+            when_caller_ends: WhenCallerEnds::GoOn,
         };
         let launched = launch(&what, record)?;
         drop(writer);
@@ -244,6 +260,7 @@ mod tests {
             log: null.as_fd(),
             inherit: &[],
             pid_namespace: PidNamespace::Shared,
+            when_caller_ends: WhenCallerEnds::GoOn,
         };
         let LaunchError::Exec(error) = launch(&what, |_| Ok(())).unwrap_err() else { panic!("an error of exec") };
         assert_eq!(error.kind(), io::ErrorKind::NotFound);

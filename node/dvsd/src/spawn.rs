@@ -13,7 +13,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::thread::CpuSet;
 use sandbox::cgroup::Cgroup;
 use serde_json::{Map, Value, json};
-use sys::launch::{Launch, PidNamespace, launch};
+use sys::launch::{Launch, PidNamespace, WhenCallerEnds, launch};
 
 use crate::state::{self, Child, ChildRecord, StateError};
 
@@ -125,6 +125,7 @@ pub fn start(role: Role, run_dir: &Path, log_dir: &Path) -> Result<Started, Star
         log: log.as_fd(),
         inherit: &inherit,
         pid_namespace: role.pid_namespace,
+        when_caller_ends: WhenCallerEnds::GoOn,
     };
     let launched = launch(&what, |pid| {
         record.pid = pid;

@@ -27,6 +27,7 @@ pub mod doctor;
 pub mod egress;
 mod etc;
 mod filter;
+pub mod fusehere;
 pub mod fusemount;
 pub mod helper;
 pub mod links;

@@ -947,6 +947,19 @@ pub const TABLE: &[Row] = &[
             (&["{dir}/none.img", "--listen", "nowhere"], 2, "nowhere"),
         ],
     ),
+    row(
+        "alone fs",
+        &["{dir}/none.img", "{dir}/none"],
+        Files,
+        Answers,
+        Elsewhere("it mounts: alone/tree.rs"),
+        &[
+            (&["{dir}/none.img", "{dir}"], 1, "none.img"),
+            (&["{dir}/none.img", "{dir}/none"], 1, "mkdir"),
+            (&["{dir}/none.img", "{dir}", "--size", "z"], 2, "z"),
+            (&["{dir}/none.img"], 2, "<MOUNTPOINT>"),
+        ],
+    ),
     row("version", &[], Nobody, Answers, Succeeds, &[(&["more"], 2, "more")]),
     row("completion", &["bash"], Files, Answers, Succeeds, &[(&["tcl"], 2, "tcl")]),
     row(

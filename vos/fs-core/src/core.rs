@@ -68,6 +68,8 @@ pub struct Options {
     pub now_ms: u64,
     /// Time of the root directory when the volume is made: nanoseconds since 1970.
     pub made_ns: u64,
+    /// Owner and group of the root directory, likewise.
+    pub made_by: (u32, u32),
 }
 
 impl Options {
@@ -84,6 +86,7 @@ impl Options {
             seed: bytes,
             now_ms: 0,
             made_ns: 0,
+            made_by: (0, 0),
         }
     }
 }

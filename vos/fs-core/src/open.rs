@@ -50,7 +50,8 @@ fn make(device: &Arc<dyn BlockDevice>, options: &Options) -> Result<Layout, Open
     let store = Store::new(db)?;
     let made = options.made_ns;
     let root = Inode { mode: DIRECTORY | 0o755, links: 2, next_cookie: FIRST_COOKIE, parent: 1, ..Inode::default() };
-    let root = Inode { atime_ns: made, mtime_ns: made, ctime_ns: made, ..root };
+    let (uid, gid) = options.made_by;
+    let root = Inode { atime_ns: made, mtime_ns: made, ctime_ns: made, uid, gid, ..root };
     store.apply([(key1(tag::INODE, vos_api::fs::ROOT), Some(root.encode()))]);
     let state = State {
         tail: Tail { epoch: epoch_of(&options.seed), lsn: 0, applied: 0 },

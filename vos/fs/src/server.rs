@@ -1,7 +1,8 @@
 //! The process: from its spawn record to a service, and from requests to calls.
 //!
 //! Spawn record: options `disk` (endpoint number of the volume) and `disk_epoch` (of its placement), `cache_bytes`
-//! (clean data kept in memory); descriptor `lost` (which nodes are lost, whose gates need not be waited for).
+//! (clean data kept in memory), `made_by_uid` and `made_by_gid` (of the root directory when it makes one); descriptor
+//! `lost` (which nodes are lost, whose gates need not be waited for).
 //!
 //! Nothing is answered while the volume is not held (`hold.rs`). The loop only hands over: workers execute. What never
 //! waits (events, releases, cancellations) the loop does itself. Checkpoints and everything that depends on time are
@@ -54,7 +55,9 @@ fn open(boot: &mut Boot) -> Result<FsService, Failure> {
     let epochs = Epochs { server: boot.spawn.option_epoch("disk_epoch")?, own: boot.spawn.placement_epoch };
     let session = BlockingSession::open(Box::new(connect), DISK_RING, Identity { epochs, ..Identity::default() })?;
     let device = DiskDevice::open(DiskClient::new(session), boot.handle.clone())?;
-    let service = FsService::open(Arc::new(device), cache_bytes as usize, boot.handle.clone())?;
+    let maker = |name| boot.spawn.option_as(name, |number| u32::try_from(number).ok());
+    let made_by = (maker("made_by_uid")?.unwrap_or(0), maker("made_by_gid")?.unwrap_or(0));
+    let service = FsService::open_or_make(Arc::new(device), cache_bytes as usize, boot.handle.clone(), made_by)?;
     let mut lost = boot.spawn.take_fd("lost").map(|page| LostSeats { page, known: 0 });
     fence_seats(&service.fs, lost.as_mut().map_or(0, LostSeats::since)).map_err(|errno| errno.to_string())?;
     Ok(FsService { lost, ..service })
@@ -113,6 +116,16 @@ pub struct FsService {
 impl FsService {
     /// Opens the volume on `device` and gets ready to serve it.
     pub fn open(device: Arc<dyn BlockDevice>, cache_bytes: usize, handle: Handle) -> Result<FsService, Failure> {
+        FsService::open_or_make(device, cache_bytes, handle, (0, 0))
+    }
+
+    /// Likewise. `made_by`: owner and group of the root directory when the volume is made.
+    pub fn open_or_make(
+        device: Arc<dyn BlockDevice>,
+        cache_bytes: usize,
+        handle: Handle,
+        made_by: (u32, u32),
+    ) -> Result<FsService, Failure> {
         let pool = Arc::new(WorkerPool::new("fs", WORKERS)?);
         let mut seed = [0; 16];
         let got = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())?;
@@ -138,6 +151,7 @@ impl FsService {
             seed,
             now_ms: 0,
             made_ns: unix_time_ns(),
+            made_by,
         };
         let now = Instant::now();
         let fs = Fs::open(Arc::clone(&device), options)?;

@@ -1,14 +1,18 @@
 //! `dvs alone`: servers of the virtual OS by themselves, without a container, a daemon or a cluster.
 
+mod fs;
+
 use clap::{Args, Subcommand};
 
 /// A server by itself: no container, no cluster, no daemon
 #[derive(Subcommand, Debug)]
 #[command(after_help = "\
 Examples:
-  dvs alone disk backup.img --size 10G         a disk for whoever speaks NBD, at 127.0.0.1:10809")]
+  dvs alone disk backup.img --size 10G         a disk for whoever speaks NBD, at 127.0.0.1:10809
+  dvs alone fs tree.img /mnt --size 10G        a file tree, mounted here")]
 pub enum Command {
     Disk(DiskOptions),
+    Fs(fs::FsOptions),
 }
 
 /// Serve an image or a block device over NBD, until Ctrl-C or SIGTERM
@@ -82,6 +86,7 @@ mod served {
     pub fn execute(global: &Global, command: &Command) -> Outcome {
         match command {
             Command::Disk(options) => disk(global, options),
+            Command::Fs(options) => super::fs::mount(global, options),
         }
     }
 
@@ -148,7 +153,8 @@ mod served {
         let stop = sys::signals::open(&[libc::SIGTERM, libc::SIGINT])
             .map_err(|error| Failure::new("signals cannot be waited for").because(&error))?;
         let image = options.image.display();
-        let file = open(options)?;
+        let changes = if options.read_only { Changes::Never } else { Changes::Unless };
+        let file = open(&options.image, options.size, changes)?;
         let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let opened = ImageFile::open(Image { file, bytes: options.size, may_be_longer: false, access });
         let opened = opened.map_err(|error| Failure::new(format!("'{image}' cannot be served")).because(&error))?;
@@ -195,34 +201,47 @@ mod served {
         writeln!(out, "{} ({}{only}) is served at {}", served.image, output::bytes(served.bytes), served.uri)
     }
 
+    /// Whether an image is changed.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub enum Changes {
+        Never,
+        /// Unless --read-only says otherwise.
+        Unless,
+        Always,
+    }
+
     /// Nobody else who serves it may change it.
-    fn open(options: &DiskOptions) -> Result<OwnedFd, Failure> {
-        let image = options.image.display();
-        let file = open_or_make(&options.image, options).map_err(|error| {
+    pub fn open(path: &Path, size: Option<u64>, changes: Changes) -> Result<OwnedFd, Failure> {
+        let image = path.display();
+        let file = open_or_make(path, size.is_some(), changes == Changes::Never).map_err(|error| {
             let hint = match error.kind() {
                 io::ErrorKind::NotFound => "--size 10G makes it",
-                io::ErrorKind::PermissionDenied => "--read-only, if it may be read",
-                _ => "dvs alone disk --help",
+                io::ErrorKind::PermissionDenied if changes == Changes::Unless => "--read-only, if it may be read",
+                _ => "dvs alone --help",
             };
             Failure::new(format!("'{image}' cannot be opened")).because(&error).hint(hint)
         })?;
-        let lock = match options.read_only {
-            true => FlockOperation::NonBlockingLockShared,
-            false => FlockOperation::NonBlockingLockExclusive,
+        let lock = match changes {
+            Changes::Never => FlockOperation::NonBlockingLockShared,
+            Changes::Unless | Changes::Always => FlockOperation::NonBlockingLockExclusive,
         };
         match rustix::fs::flock(&file, lock) {
-            Err(Errno::WOULDBLOCK) => Err(Failure::new(format!("'{image}' is served already"))
-                .hint("--read-only for both, or the other one's end")),
+            Err(Errno::WOULDBLOCK) => {
+                Err(Failure::new(format!("'{image}' is served already")).hint(if changes == Changes::Always {
+                    "the other one's end"
+                } else {
+                    "--read-only for both, or the other one's end"
+                }))
+            }
             // A file system that has no locks.
             _ => Ok(file.into()),
         }
     }
 
-    fn open_or_make(path: &Path, options: &DiskOptions) -> io::Result<File> {
-        if options.read_only {
+    fn open_or_make(path: &Path, is_made: bool, read_only: bool) -> io::Result<File> {
+        if read_only {
             return File::open(path);
         }
-        let is_made = options.size.is_some();
         OpenOptions::new().read(true).write(true).create(is_made).truncate(false).open(path)
     }
 }

@@ -14,7 +14,7 @@ use abi::{Endpoint, Epoch};
 use broker::ServerIdentity;
 use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
 use serde_json::{Value, json};
-use sys::launch::{Launch, PidNamespace, launch};
+use sys::launch::{Launch, PidNamespace, WhenCallerEnds, launch};
 
 use super::World;
 
@@ -103,6 +103,7 @@ fn start(spawn: &Value, inherit: &[std::os::fd::BorrowedFd<'_>]) -> Process {
             log: log.as_fd(),
             inherit,
             pid_namespace: PidNamespace::Shared,
+            when_caller_ends: WhenCallerEnds::GoOn,
         },
         |_| Ok(()),
     )

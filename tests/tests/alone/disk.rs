@@ -1,12 +1,15 @@
-//! `dvs alone`: servers by themselves, used by clients of others.
+//! `dvs alone disk`, used by clients of others.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use end_to_end::dvs_binary;
 use end_to_end::nbd::{certificates, has};
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{ok, run};
 
 /// A server, and the address that it said.
 struct Alone {
@@ -46,17 +49,6 @@ impl Drop for Alone {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn run(program: &str, arguments: &[&str]) -> Output {
-    Command::new("timeout").arg("60").arg(program).args(arguments).output().expect("it starts")
-}
-
-fn ok(program: &str, arguments: &[&str]) -> String {
-    let done = run(program, arguments);
-    let (out, error) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-    assert!(done.status.success(), "{program} {arguments:?}: {out}{error}");
-    out.into_owned()
 }
 
 fn refused(arguments: &[&str]) -> String {
@@ -153,6 +145,16 @@ fn who_has_a_certificate_of_the_authority_is_served_encrypted_and_nobody_else_is
         let refused = run("nbdinfo", &["--size", &stranger]);
         assert!(!refused.status.success(), "{stranger}: {refused:?}");
     }
+    // Nothing that is said before the encryption is taken for something that was said in it.
+    let address = server.uri.trim_start_matches("nbds://").trim_end_matches('/');
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.read_exact(&mut [0; 18]).expect("a greeting");
+    let option = |number: u32| [&b"IHAVEOPT"[..], &number.to_be_bytes(), &[0; 4]].concat();
+    let (start_tls, list) = (option(5), option(3));
+    stream.write_all(&[&3_u32.to_be_bytes()[..], &start_tls, &list].concat()).expect("said");
+    let mut heard = Vec::new();
+    let _ = stream.read_to_end(&mut heard);
+    assert_eq!(heard.len(), 20, "that it may begin, and no more: {heard:?}");
     let said = refused(&[&path("another"), "--size", "1M", "--tls-certificates", &path("nowhere")]);
     assert!(said.contains("ca-cert.pem") && said.contains("nbdkit"), "{said}");
     assert_eq!(server.end(), Some(0));
