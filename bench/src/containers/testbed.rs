@@ -96,7 +96,7 @@ impl Testbed {
         Ok(running)
     }
 
-    /// Starts a program of the machine on a node, outside of containers. It is told to end when this is dropped.
+    /// Starts a program of the machine on a node, outside of containers. It ends with its machine at the latest.
     pub fn serve(&self, node: &str, words: &[&str]) -> Outcome<Served> {
         let child = self.command(&[&["dev", "exec", node, "--"], words].concat()).stdout(Stdio::null()).spawn()?;
         Ok(Served(child))
@@ -196,9 +196,8 @@ pub struct Served(Child);
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // It passes this on to the program.
-        let pid = rustix::process::Pid::from_child(&self.0);
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        // Signals that this process waits for are blocked in those that it starts.
+        let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
