@@ -118,12 +118,7 @@ fn disk_of_a_container_is_one_for_clients_of_others_wherever_it_goes() {
             cluster.kill("n2", pid);
         }
     }
-    let both_current = || {
-        let disk = cluster.json(&["disk", "inspect", "shop", "data", "-o", "json"]);
-        let copies = disk["copies"].as_array()?.clone();
-        copies.iter().all(|copy| copy["state"] == "primary" || copy["state"] == "current").then_some(())
-    };
-    eventually("both copies have everything", SOON, both_current);
+    await_copies(&cluster, "data");
     cluster.ok(&["dev", "kill", "n2"]);
     let done = client.wait_with_output().expect("it ends");
     let said = String::from_utf8_lossy(&done.stdout).into_owned() + &String::from_utf8_lossy(&done.stderr);
@@ -237,6 +232,9 @@ fn disks_come_grow_and_go_while_their_container_runs() {
     qemu_io(&cluster, "n1", uri, &[&all[..], &["write -f -P 3 159M 1M"]].concat());
     fails(&["resize", "shop", "more", "64M"], "is not made smaller");
     fails(&["resize", "shop", "more", "4T"], "do not fit");
+    for name in ["more", "disk-more"] {
+        fails(&["resize", "shop", name, "167772161"], "in steps of 4096 bytes");
+    }
     fails(&["resize", "shop", "root", "128M"], "its file tree is on it");
     fails(&["delete", "shop", "root"], "its file tree is on it");
     fails(&["delete", "shop", "more"], "is served over NBD");

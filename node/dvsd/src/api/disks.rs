@@ -12,7 +12,7 @@ use mgmt_api::{Dc, DiskChange, DiskSpec, ErrorBody, ErrorKind, Instance, ServerS
 use service_core::choose::NodeStanding;
 
 use super::dcs::{Progress, draw_set, wait_until};
-use super::failure::{Failure, failure, no_such_dc};
+use super::failure::{Failure, conflict, no_such_dc, no_such_disk};
 use super::replicas::ForceQuery;
 use super::servers::follows;
 use super::spans::{contended, demand_lasting, known_nodes};
@@ -72,9 +72,10 @@ pub async fn change(
         let disk = disk.clone();
         move |context: &Context, view: &DcView| {
             demand_level(context)?;
-            if matches!(step, Step::Copies) {
-                let mut described = view.record.spec.clone();
-                described.disks.iter_mut().filter(|one| one.name == disk).for_each(|one| one.bytes = bytes);
+            // By whichever of its names it was meant.
+            let meant = copies::disk_named(&view.record, &disk).ok().and_then(|disk| disk.volume.as_ref());
+            if let Some(volume) = meant.filter(|_| step == Step::Copies) {
+                let described = disks::resized(&view.record.spec, &volume.name, bytes);
                 spec::check(&described, &known_nodes(&*context.engine)?)?;
             }
             Ok(disks::grow(&*context.engine, (&view.record, view.modified), &disk, bytes, step)?)
@@ -214,15 +215,9 @@ fn warn(left: Option<Failure>, dc: &str, disk: &str) {
 }
 
 fn refusal(dc: &str, disk: &str, why: DiskRefusal) -> Failure {
-    let conflict = |what: String, because: &str, hint: String| {
-        ErrorBody::new(ErrorKind::Conflict, what).because(because).hint(hint).into()
-    };
     let its = format!("disk '{disk}' of container '{dc}'");
     match why {
-        DiskRefusal::NoDisk { known } => {
-            let what = format!("container '{dc}' has no disk '{disk}'");
-            failure(ErrorKind::NotFound, what, format!("one of {}", known.join(", ")))
-        }
+        DiskRefusal::NoDisk { known } => no_such_disk(dc, disk, &known),
         DiskRefusal::Exists => conflict(
             format!("container '{dc}' has a disk '{disk}' already"),
             "its size, copies or node are not those that are asked for",
@@ -236,8 +231,8 @@ fn refusal(dc: &str, disk: &str, why: DiskRefusal) -> Failure {
         DiskRefusal::NoRoom(shortage) => shortage.refusal(dc).into(),
         DiskRefusal::FewNodes { usable } => conflict(
             format!("{its} cannot have so many copies"),
-            &format!("nodes of the container that are there and take something new: {}", usable.join(", ")),
-            "fewer --replicas; dvs node ls".to_owned(),
+            format!("nodes of the container that are there and take something new: {}", usable.join(", ")),
+            "fewer --replicas; dvs node ls",
         ),
         DiskRefusal::IsTree => conflict(
             format!("{its} stays as it is"),
@@ -256,7 +251,7 @@ fn refusal(dc: &str, disk: &str, why: DiskRefusal) -> Failure {
         ),
         DiskRefusal::WouldShrink { bytes } => conflict(
             format!("{its} is not made smaller"),
-            &format!("it has {} MiB, and what is behind the new end would be lost", bytes >> 20),
+            format!("it has {} MiB, and what is behind the new end would be lost", bytes >> 20),
             format!("a new one: dvs disk create {dc} NAME --size"),
         ),
     }

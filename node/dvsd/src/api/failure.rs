@@ -100,6 +100,16 @@ pub fn failure(kind: ErrorKind, what: impl Into<String>, hint: impl Into<String>
     Failure(ErrorBody::new(kind, what).hint(hint))
 }
 
+/// It stays as it is: why, and what to try.
+pub fn conflict(what: impl Into<String>, because: impl ToString, hint: impl Into<String>) -> Failure {
+    Failure(ErrorBody::new(ErrorKind::Conflict, what).because(because).hint(hint))
+}
+
+pub fn no_such_disk(dc: &str, disk: &str, known: &[String]) -> Failure {
+    let what = format!("container '{dc}' has no disk '{disk}'");
+    failure(ErrorKind::NotFound, what, format!("one of {}", known.join(", ")))
+}
+
 pub fn no_such_dc(dc: &str) -> Failure {
     Failure(
         ErrorBody::new(ErrorKind::NotFound, format!("there is no container '{dc}'"))

@@ -11,7 +11,7 @@ use mgmt_api::{Dc, DcNodeRequest, ErrorBody, ErrorKind, Instance, ServerState};
 use serde::Deserialize;
 
 use super::dcs::{Progress, draw_set, wait_until};
-use super::failure::{Failure, failure, no_such_dc};
+use super::failure::{Failure, conflict, failure, no_such_dc, no_such_disk};
 use super::servers::follows;
 use super::services::demand_ready;
 use super::spans::{contended, demand_lasting};
@@ -203,15 +203,9 @@ fn state(view: &DcView, meant: &Meant) -> Option<ServerState> {
 }
 
 fn refusal(Meant { dc, disk, node }: &Meant, why: CopyRefusal) -> Failure {
-    let conflict = |what: &str, because: String, hint: String| {
-        ErrorBody::new(ErrorKind::Conflict, what).because(because).hint(hint).into()
-    };
     let copy = format!("the copy of disk '{disk}' of container '{dc}' on {node}");
     match why {
-        CopyRefusal::NoDisk { known } => {
-            let what = format!("container '{dc}' has no disk '{disk}'");
-            failure(ErrorKind::NotFound, what, format!("one of {}", known.join(", ")))
-        }
+        CopyRefusal::NoDisk { known } => no_such_disk(dc, disk, &known),
         CopyRefusal::NoCopy { nodes } if nodes.is_empty() => {
             let what = format!("disk '{disk}' of container '{dc}' has no copies");
             failure(ErrorKind::NotFound, what, format!("dvs disk replica add {dc} {disk} NODE"))
@@ -221,38 +215,38 @@ fn refusal(Meant { dc, disk, node }: &Meant, why: CopyRefusal) -> Failure {
             failure(ErrorKind::NotFound, what, format!("they are on {}", nodes.join(", ")))
         }
         CopyRefusal::TooMany => conflict(
-            &format!("container '{dc}' has no place for another copy"),
-            "all its disks together have as many as can be".to_owned(),
+            format!("container '{dc}' has no place for another copy"),
+            "all its disks together have as many as can be",
             format!("dvs disk ls {dc}; dvs disk replica remove"),
         ),
         CopyRefusal::NoRoom(shortage) => shortage.refusal(dc).into(),
         CopyRefusal::Leaves => conflict(
-            &format!("{copy} is being removed"),
-            "somebody did not want it any more".to_owned(),
+            format!("{copy} is being removed"),
+            "somebody did not want it any more",
             format!("dvs disk replica remove {dc} {disk} {node}, then add it anew"),
         ),
         CopyRefusal::IsPrimary => conflict(
-            &format!("{copy} stays"),
-            "the disk stands beside it".to_owned(),
+            format!("{copy} stays"),
+            "the disk stands beside it",
             format!("dvs server move {dc} disk-{disk} NODE"),
         ),
         CopyRefusal::Stopped => conflict(
-            &format!("{copy} stays"),
-            "while the container is stopped nobody can say whether the others have everything".to_owned(),
+            format!("{copy} stays"),
+            "while the container is stopped nobody can say whether the others have everything",
             format!("dvs start {dc}; or --force, if they have"),
         ),
         CopyRefusal::IsCurrent => conflict(
-            &format!("{copy} has everything"),
-            "nothing has to be given up for it".to_owned(),
+            format!("{copy} has everything"),
+            "nothing has to be given up for it",
             format!("dvs disk replica promote {dc} {disk} {node}, without --force"),
         ),
         CopyRefusal::NeverCurrent => conflict(
-            &format!("{copy} cannot be made primary"),
-            "it never had everything".to_owned(),
+            format!("{copy} cannot be made primary"),
+            "it never had everything",
             format!("another one: dvs disk inspect {dc} {disk}; or dvs dc restore"),
         ),
         CopyRefusal::PrimaryThere { node: other } => conflict(
-            &format!("{copy} is not made primary"),
+            format!("{copy} is not made primary"),
             format!("the copy on {other} has everything, and that node is there"),
             format!("wait until this one has caught up: dvs disk inspect {dc} {disk}"),
         ),

@@ -154,6 +154,14 @@ pub fn described(spec: &DcSpec, wanted: &DiskSpec) -> DcSpec {
     spec
 }
 
+/// The description of a container whose disk of this name has so many bytes.
+pub fn resized(spec: &DcSpec, name: &str, bytes: u64) -> DcSpec {
+    let mut spec = spec.clone();
+    spec.disks = placer::disks(&spec);
+    spec.disks.iter_mut().filter(|one| one.name == name).for_each(|one| one.bytes = bytes);
+    spec
+}
+
 /// Whether the container has none of this name.
 pub fn is_new(record: &DcRecord, name: &str) -> bool {
     copies::disk_named(record, name).is_err()
@@ -197,13 +205,12 @@ fn with_disk(
     let disk = disk.map(|disk| Instance { epoch, ..disk }).ok_or(DiskRefusal::TooMany)?;
     let behind = instances.iter().rposition(is_disk).map_or(instances.len(), |last| last + 1);
     instances.insert(behind, disk.clone());
-    let mut promised = BTreeMap::new();
-    for (node, why) in &nodes {
-        if wanted.is_replicated() {
-            copies::add_copy(instances, &disk, node, why, drawn.set)?;
-        }
-        promise(&mut next.placement.promised, &mut promised, node, placer::set_aside(wanted));
+    if wanted.is_replicated() {
+        nodes.iter().try_for_each(|(node, why)| copies::add_copy(instances, &disk, node, why, drawn.set))?;
     }
+    let more = of_disk(placer::set_aside(wanted));
+    let promised = nodes.into_iter().map(|(node, _)| (node, more)).collect();
+    change_promises(&mut next, &promised, Promise::plus);
     Ok(Some((next, promised)))
 }
 
@@ -221,16 +228,14 @@ fn names(exports: &[(&Instance, bool)]) -> Vec<String> {
     exports.iter().filter_map(|(disk, _)| Some(disk.volume.as_ref()?.name.clone())).collect()
 }
 
-/// In the record, and in what is booked.
-fn promise(
-    record: &mut BTreeMap<String, Promise>,
-    booked: &mut BTreeMap<String, Promise>,
-    node: &str,
-    disk_bytes: u64,
-) {
-    for promises in [record, booked] {
-        let of_node = promises.entry(node.to_owned()).or_default();
-        of_node.disk_bytes = of_node.disk_bytes.saturating_add(disk_bytes);
+fn of_disk(disk_bytes: u64) -> Promise {
+    Promise { disk_bytes, ..Promise::default() }
+}
+
+fn change_promises(record: &mut DcRecord, by: &BTreeMap<String, Promise>, join: fn(Promise, Promise) -> Promise) {
+    for (node, promise) in by {
+        let of_node = record.placement.promised.entry(node.clone()).or_default();
+        *of_node = join(*of_node, *promise);
     }
 }
 
@@ -254,13 +259,9 @@ fn without_disk(record: &DcRecord, disk: &str) -> Changed {
         is_image && one.volume.as_ref().is_some_and(|it| it.name == volume.name)
     };
     next.placement.instances.retain(|one| !is_of_it(one));
-    let mut given_back = BTreeMap::new();
-    for node in nodes_with_images(record, &disk) {
-        let bytes = copies::bytes_of(&disk);
-        let of_node = next.placement.promised.entry(node.clone()).or_default();
-        of_node.disk_bytes = of_node.disk_bytes.saturating_sub(bytes);
-        given_back.insert(node, Promise { disk_bytes: bytes, ..Promise::default() });
-    }
+    let less = of_disk(copies::bytes_of(&disk));
+    let given_back = nodes_with_images(record, &disk).into_iter().map(|node| (node, less)).collect();
+    change_promises(&mut next, &given_back, Promise::minus);
     Ok(Some((next, given_back)))
 }
 
@@ -285,8 +286,7 @@ fn grown(record: &DcRecord, disk: &str, bytes: u64, step: Step) -> Changed {
     let has_copies = placer::copies_of(&record.placement.instances, &disk).next().is_some();
     let mut next = record.clone();
     let mut booked = BTreeMap::new();
-    let placement = &mut next.placement;
-    for one in &mut placement.instances {
+    for one in &mut next.placement.instances {
         let is_image = if has_copies { one.kind.name() == COPY } else { is_disk(one) };
         // A container that is stopped follows with its next start, all at once.
         let is_last = step == Step::Disk || record.desired != Desired::Running;
@@ -297,16 +297,13 @@ fn grown(record: &DcRecord, disk: &str, bytes: u64, step: Step) -> Changed {
             continue;
         }
         if is_image && it.store == mgmt_api::DiskStore::Image {
-            let of_node = placement.promised.entry(one.node.clone()).or_default();
-            let (more, less) = (to.saturating_sub(it.bytes), it.bytes.saturating_sub(to));
-            of_node.disk_bytes = of_node.disk_bytes.saturating_add(more).saturating_sub(less);
-            booked.insert(one.node.clone(), Promise { disk_bytes: more.max(less), ..Promise::default() });
+            booked.insert(one.node.clone(), of_disk(to.abs_diff(it.bytes)));
         }
         it.grown_from = Some(it.grown_from.unwrap_or(it.bytes).min(volume.bytes));
         it.bytes = to;
     }
-    next.spec.disks = placer::disks(&next.spec);
-    next.spec.disks.iter_mut().filter(|one| one.name == volume.name).for_each(|one| one.bytes = to);
+    change_promises(&mut next, &booked, if is_back { Promise::minus } else { Promise::plus });
+    next.spec = resized(&record.spec, &volume.name, to);
     // Who is connected over NBD knows the earlier end.
     let exports = placer::exports(&next.spec, &next.placement.instances);
     let is_exported = exports.iter().any(|(exported, _)| exported.index == disk.index);

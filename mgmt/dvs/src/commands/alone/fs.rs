@@ -15,8 +15,9 @@ The image is one as containers have them, and the other way round: of a containe
 of a node (images/root.img). What fsync answered survives loss of power. When one of its servers ends it is started again, \
 and programs wait meanwhile.
 
-Who is not root needs fusermount3 (Debian: fuse3), and then only that user sees the files. While programs use it, it is not \
-unmounted; a second Ctrl-C does it regardless.
+Who is not root needs fusermount3 (Debian: fuse3), and then only that user and group see the files. While programs use it, it \
+is not unmounted; a second Ctrl-C takes it away from the directory all the same, and all ends when they have closed what \
+they have.
 
 Examples:
   dvs alone fs tree.img /mnt --size 10G
@@ -322,7 +323,7 @@ mod mounted {
                 if let Ok(Err(error)) = told.try_recv() {
                     let place = here.place.display();
                     say(&format!(
-                        "'{place}' stays mounted: {error}; again ends it regardless (fuser -m {place} says who)"
+                        "'{place}' stays mounted: {error}; again takes it away from there all the same (fuser -m {place} says who)"
                     ));
                 }
                 while sys::dying::answer(&self.deaths.0).unwrap_or(false) {}
