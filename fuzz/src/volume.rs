@@ -241,7 +241,7 @@ fn behind_checkpoint() -> Vec<u8> {
         call(api::Setlk { ino: FILE, waits: api::Waits::No, handle: 1, lock }),
         call(api::Link { ino: FILE, parent: DIRECTORY, time_ns: 2, name: b"l" }),
         call(api::Rename { how: 0, from: ROOT, to: DIRECTORY, time_ns: 3, old: Prefixed(b"g"), new: b"h" }),
-        call(api::Unlink { parent: ROOT, time_ns: Third(4), name: b"f" }),
+        call(api::Unlink { marks: 0, parent: ROOT, time_ns: Third(4), name: b"f" }),
         call(api::Fallocate { mode: 0, ino: FILE, offset: 1 << 14, bytes: 1 << 14, time_ns: 5.into() }),
         written(FILE, 1 << 14),
     ]
@@ -272,7 +272,7 @@ fn closing() -> Vec<u8> {
         time_ns: 7.into(),
     }));
     calls.extend(call(api::Release { ino: FILE, handle: 1 }));
-    calls.extend(call(api::Unlink { parent: DIRECTORY, time_ns: Third(8), name: b"l" }));
+    calls.extend(call(api::Unlink { marks: 0, parent: DIRECTORY, time_ns: Third(8), name: b"l" }));
     calls.extend(call(api::Rmdir { parent: ROOT, time_ns: Third(9), name: b"d" }));
     calls
 }

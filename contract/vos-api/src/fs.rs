@@ -129,13 +129,18 @@ operations! {
     READLINK = 23: repeatable Readlink { ino: u64 } -> Bytes [Gone];
 
     /// An open file lives until its last handle is closed.
-    UNLINK = 24: once Unlink<'a> { parent: u64, time_ns: Third, name: &'a [u8] } -> Empty
+    UNLINK = 24: once Unlink<'a> {
+        /// [`DELEGATED`].
+        marks: u16,
+        parent: u64,
+        time_ns: Third,
+        name: &'a [u8],
+    } -> Removed [NoEntry, NotDirectory, IsDirectory, NotEmpty, NameTooLong, Gone];
+
+    RMDIR = 25: once Rmdir<'a> { parent: u64, time_ns: Third, name: &'a [u8] } -> Removed
         [NoEntry, NotDirectory, IsDirectory, NotEmpty, NameTooLong, Gone];
 
-    RMDIR = 25: once Rmdir<'a> { parent: u64, time_ns: Third, name: &'a [u8] } -> Empty
-        [NoEntry, NotDirectory, IsDirectory, NotEmpty, NameTooLong, Gone];
-
-    /// `how`: renameat2's flags (NOREPLACE 1, EXCHANGE 2).
+    /// `how`: renameat2's flags (NOREPLACE 1, EXCHANGE 2), [`DELEGATED`].
     RENAME = 26: once Rename<'a> {
         how: u16,
         from: u64,
@@ -143,7 +148,7 @@ operations! {
         time_ns: u64,
         old: Prefixed<'a>,
         new: &'a [u8],
-    } -> Empty [NoEntry, Exists, NotDirectory, IsDirectory, NoSpace, TooManyLinks, NameTooLong, NotEmpty, Gone];
+    } -> Renamed [NoEntry, Exists, NotDirectory, IsDirectory, NoSpace, TooManyLinks, NameTooLong, NotEmpty, Gone];
 
     LINK = 27: once Link<'a> { ino: u64, parent: u64, time_ns: u64, name: &'a [u8] } -> Attributes
         [NotPermitted, NoEntry, Exists, NotDirectory, NoSpace, TooManyLinks, NameTooLong, Gone];
@@ -299,6 +304,21 @@ replies! {
 
     Opened { handle };
 
+    Removed {
+        /// What the name led to.
+        ino,
+        /// 0, or an open file that the client has to release ([`DELEGATED`]).
+        handle
+    };
+
+    Renamed {
+        ino,
+        /// What the new name led to before; 0: nothing.
+        replaced,
+        /// As of [`Removed`], of what was replaced.
+        handle
+    };
+
     /// Bytes of reply data.
     Bytes { bytes };
 
@@ -357,6 +377,12 @@ pub const WHERE_BYTES_MIN: u32 = 128 << 10;
 pub const VOLUME_BYTES_MIN: u64 = 32 << 20;
 /// Bit of `results[3]`: the answer may be kept until recalled.
 pub const LEASE: u64 = 1;
+/// Bit of `results[3]`, beside [`LEASE`]: while the lease stands, the session may open its inode without a word
+/// (`O_TRUNC` excepted). Who is asked for the lease and has the file open says so with [`Open`] before [`Released`].
+pub const DELEGATES: u64 = 4;
+/// Flag of [`Unlink`] and [`Rename`]: the client has files open of which it has not told ([`DELEGATES`]). When the last
+/// name goes of one that may be among them, the reply has a handle through which it stays.
+pub const DELEGATED: u16 = 1 << 8;
 /// Bit of `results[3]` of [`Read`]: the reply data says where the bytes lie.
 pub const PLACES: u64 = 2;
 

@@ -87,7 +87,7 @@ fn operations_on_names_lie_where_they_always_did() {
     let target = AfterNul(b"target");
     check(fs::Symlink { parent: 2, create, name, target }, (22, 0, [2, 4, 0], &made(b"\0target")), Once);
     check(fs::Readlink { ino: 2 }, (23, 0, [2, 0, 0], b""), Repeatable);
-    check(fs::Unlink { parent: 2, time_ns: Third(3), name: b"name" }, (24, 0, [2, 0, 3], b"name"), Once);
+    check(fs::Unlink { marks: 1, parent: 2, time_ns: Third(3), name: b"name" }, (24, 1, [2, 0, 3], b"name"), Once);
     check(fs::Rmdir { parent: 2, time_ns: Third(3), name: b"name" }, (25, 0, [2, 0, 3], b"name"), Once);
     let rename = fs::Rename { how: 2, from: 3, to: 4, time_ns: 5, old: Prefixed(b"old"), new: b"new" };
     check(rename, (26, 2, [3, 4, 5], b"\x03\0oldnew"), Once);

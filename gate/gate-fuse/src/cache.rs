@@ -15,6 +15,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use crate::memory::Memory;
+
 /// How long attributes are trusted under a lease. Recalls end it; this bounds what a mistake could cost.
 pub const ATTR_TIMEOUT: Duration = Duration::from_secs(3600);
 /// The same for names. A name that the kernel cannot be made to distrust in time is waited for, so it is short.
@@ -54,10 +56,14 @@ struct Lease {
     no_capability: bool,
     /// So are all extended attributes.
     is_bare: bool,
+    /// Programs may open it without the server's knowledge.
+    delegates: bool,
 }
 
 pub struct Cache {
     leases: HashMap<u64, Lease>,
+    /// What answers under leases said.
+    pub memory: Memory,
     /// In which directory an inode was found lately, the oldest in front.
     found: HashMap<u64, u64>,
     found_order: VecDeque<u64>,
@@ -83,19 +89,32 @@ impl Cache {
         let (leases, found) = (HashMap::new(), HashMap::new());
         let (locks, lockers) = (HashMap::new(), HashMap::new());
         let (found_order, recalled) = (VecDeque::new(), HashMap::new());
-        Cache { leases, found, found_order, recalled, locks, lockers, locks_known }
+        Cache { leases, memory: Memory::default(), found, found_order, recalled, locks, lockers, locks_known }
     }
 
     pub fn granted(&mut self, ino: u64) {
         if self.leases.len() >= LEASES_MAX && !self.leases.contains_key(&ino) {
-            self.leases.clear();
+            self.lost();
         }
-        self.leases.entry(ino).or_insert(Lease { pages: Pages::Fresh, no_capability: false, is_bare: false });
+        let (pages, no_capability, is_bare, delegates) = (Pages::Fresh, false, false, false);
+        self.leases.entry(ino).or_insert(Lease { pages, no_capability, is_bare, delegates });
+    }
+
+    /// The lease of `ino` lets programs open it without the server's knowledge.
+    pub fn delegated(&mut self, ino: u64) {
+        if let Some(lease) = self.leases.get_mut(&ino) {
+            lease.delegates = true;
+        }
+    }
+
+    pub fn delegates(&self, ino: u64) -> bool {
+        self.leases.get(&ino).is_some_and(|lease| lease.delegates)
     }
 
     /// The lease is gone. Answers the directory in which the inode was found lately.
     pub fn recalled(&mut self, ino: u64, now: Instant) -> Option<u64> {
         self.leases.remove(&ino);
+        self.memory.forget(ino);
         if self.recalled.len() >= RECALLED_MAX {
             self.recalled.retain(|_, at| now < *at + CONTESTED);
         }
@@ -139,6 +158,7 @@ impl Cache {
     pub fn opened(&mut self, ino: u64, leased: bool, used: Use) -> Keep {
         if !leased {
             self.leases.remove(&ino);
+            self.memory.forget(ino);
             return Keep::Drop;
         }
         self.granted(ino);
@@ -236,6 +256,7 @@ impl Cache {
     /// All leases are gone.
     pub fn lost(&mut self) {
         self.leases.clear();
+        self.memory.forget_all();
     }
 }
 

@@ -11,6 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::backend::{Done, ReplyData};
 use crate::cache::{ATTR_TIMEOUT, Cache, Keep, NAME_TIMEOUT, Use};
 use crate::kernel::{self, fopen};
+use crate::memory::Moment;
 use crate::names::Names;
 use crate::request::Plus;
 use crate::state::{Handle, State};
@@ -37,6 +38,11 @@ pub enum After {
     Nothing,
     /// The request has a next step; there is no answer yet.
     Next,
+    /// The server has this inode open for those of ours that it was not told of.
+    Stands {
+        ino: u64,
+        handle: u64,
+    },
     /// What the kernel has of this file is wrong (it guessed where an append would go): it must be dropped first.
     DropPages {
         ino: u64,
@@ -54,7 +60,21 @@ pub struct Completer<'a> {
     pub name: Option<&'a [u8]>,
     /// No extended attribute was changed here since the operation was submitted: what it says of their absence counts.
     pub is_current: bool,
+    /// Since when what the answer says can be learnt.
+    pub asked: Moment,
     pub now: Instant,
+}
+
+/// What a change touched besides what its request named. 0: the server did not say.
+pub fn touched_by(then: Then, results: [u64; 4]) -> Vec<u64> {
+    match then {
+        Then::Removed { .. } => vec![fs::Removed::from(results).ino],
+        Then::Renamed { .. } => {
+            let fs::Renamed { ino, replaced, .. } = results.into();
+            if replaced == 0 { vec![ino] } else { vec![ino, replaced] }
+        }
+        _ => Vec::new(),
+    }
 }
 
 impl Completer<'_> {
@@ -65,12 +85,14 @@ impl Completer<'_> {
         }
         match then {
             Then::Next => return (FuseReply::Errno(0), After::Next),
+            Then::Told { fh } => return self.told(ino, fh, fs::Opened::from(done.results).handle),
             Then::Write { bytes, append, offset } => return self.write(ino, (bytes, append, offset), done),
             _ => {}
         }
         let answer = self.succeeded(ino, then, done).unwrap_or(FuseReply::Errno(libc::EIO));
         let after = match then {
             Then::Read { alone, .. } => self.read(ino, alone, done.results),
+            Then::Removed { .. } | Then::Renamed { .. } => kept(then, done.results),
             _ => After::Nothing,
         };
         (answer, after)
@@ -84,10 +106,11 @@ impl Completer<'_> {
             _ => libc::EIO,
         };
         match then {
-            Then::Lookup if errno == libc::ENOENT && self.lease(ino, done.results) && self.trusts(ino, self.name) => {
-                let mut entry = kernel::EntryOut::default();
-                (entry.entry_valid, entry.entry_valid_nsec) = split(NAME_TIMEOUT);
-                FuseReply::Bytes(entry.as_bytes().to_vec())
+            Then::Lookup if errno == libc::ENOENT && self.lease(ino, done.results) => {
+                if let Some(name) = self.name {
+                    self.cache.memory.learn_name(ino, name, None, self.asked);
+                }
+                self.absent(ino)
             }
             Then::Xattr { probe: Probe::Capability, .. } if errno == libc::ENODATA && self.is_current => {
                 self.cache.capability_absent(ino);
@@ -99,10 +122,26 @@ impl Completer<'_> {
         }
     }
 
+    /// There is no such name in this directory, of which we have a lease.
+    pub fn absent(&mut self, parent: u64) -> FuseReply {
+        if !self.trusts(parent, self.name) {
+            return FuseReply::Errno(libc::ENOENT);
+        }
+        let mut entry = kernel::EntryOut::default();
+        (entry.entry_valid, entry.entry_valid_nsec) = split(NAME_TIMEOUT);
+        bytes(&entry)
+    }
+
     fn succeeded<D: ReplyData>(&mut self, ino: u64, then: Then, done: &Done<D>) -> Option<FuseReply> {
         let results = done.results;
         Some(match then {
-            Then::Empty | Then::Next | Then::Lock { .. } => FuseReply::Errno(0),
+            Then::Empty
+            | Then::Next
+            | Then::Told { .. }
+            | Then::Stands
+            | Then::Removed { .. }
+            | Then::Renamed { .. }
+            | Then::Lock { .. } => FuseReply::Errno(0),
             Then::Changed => {
                 self.cache.attributes_changed(ino);
                 FuseReply::Errno(0)
@@ -121,19 +160,26 @@ impl Completer<'_> {
                 bytes(&attributes(&attr, leased))
             }
             Then::Set => {
-                self.lease(ino, results);
-                bytes(&attributes(&attr_of(&done.data)?, false))
+                let attr = attr_of(&done.data)?;
+                self.lease_of(ino, &attr, results);
+                bytes(&attributes(&attr, false))
             }
             Then::Linked => {
                 let entry = self.entry(ino, self.name, &attr_of(&done.data)?, results);
                 bytes(&kernel::EntryOut { attr_valid: 0, attr_valid_nsec: 0, ..entry })
             }
             Then::Bytes => FuseReply::Data { bytes: done.data.len() },
-            Then::Open { ino, flags } => bytes(&self.open(ino, flags, results)?),
+            Then::Open { ino, flags } => {
+                let leased = self.lease(ino, results);
+                let handle = Handle { ino, fs_handle: fs::Opened::from(results).handle, flags };
+                bytes(&self.open(handle, leased)?)
+            }
             Then::Create { flags } => {
                 let attr = attr_of(&done.data)?;
                 let entry = self.entry(ino, self.name, &attr, results);
-                let open = self.open(attr.ino.get(), flags, results)?;
+                let ino = attr.ino.get();
+                let leased = self.lease(ino, results);
+                let open = self.open(Handle { ino, fs_handle: fs::Opened::from(results).handle, flags }, leased)?;
                 FuseReply::Bytes([entry.as_bytes(), open.as_bytes()].concat())
             }
             Then::Read { bytes, .. } => FuseReply::Data { bytes: done.data.len().min(bytes as usize) },
@@ -155,6 +201,17 @@ impl Completer<'_> {
             Then::Lseek => bytes(&kernel::LseekOut { offset: fs::Offset::from(results).offset }),
             Then::Release { fh } => self.closed(fh)?,
         })
+    }
+
+    fn told(&mut self, ino: u64, fh: u64, handle: u64) -> (FuseReply, After) {
+        if self.state.handle(fh).is_none() {
+            // Closed meanwhile, so whoever wanted the lock is gone.
+            return (FuseReply::Errno(libc::EBADF), After::Stands { ino, handle });
+        }
+        match self.state.replace(fh, handle) {
+            Ok(()) => (FuseReply::Errno(0), After::Next),
+            Err(_) => (FuseReply::Errno(libc::EIO), After::Nothing),
+        }
     }
 
     fn closed(&mut self, fh: u64) -> Option<FuseReply> {
@@ -198,9 +255,10 @@ impl Completer<'_> {
         true
     }
 
-    fn open(&mut self, ino: u64, flags: u32, results: [u64; 4]) -> Option<kernel::OpenOut> {
-        let fh = self.state.enter(Handle { ino, fs_handle: fs::Opened::from(results).handle, flags }).ok()?;
-        let leased = self.lease(ino, results);
+    /// `leased`: the kernel may keep what it has of the file and what it will be told.
+    pub fn open(&mut self, handle: Handle, leased: bool) -> Option<kernel::OpenOut> {
+        let Handle { ino, flags, .. } = handle;
+        let fh = self.state.enter(handle).ok()?;
         let used = if self.state.is_writable(ino) { Use::Mapping } else { Use::Reading };
         let keep = self.cache.opened(ino, leased, used);
         let appends = flags & libc::O_APPEND as u32 != 0;
@@ -215,11 +273,14 @@ impl Completer<'_> {
         Some(kernel::OpenOut { fh, open_flags, backing_id: 0 })
     }
 
-    fn entry(&mut self, parent: u64, name: Option<&[u8]>, attr: &fs::Attr, results: [u64; 4]) -> kernel::EntryOut {
+    pub fn entry(&mut self, parent: u64, name: Option<&[u8]>, attr: &fs::Attr, results: [u64; 4]) -> kernel::EntryOut {
         let ino = attr.ino.get();
         let leased = self.lease_of(ino, attr, results);
         if leased {
             self.cache.found(ino, parent);
+        }
+        if let Some(name) = name.filter(|_| leased && self.lease(parent, results)) {
+            self.cache.memory.learn_name(parent, name, Some(ino), self.asked);
         }
         let attributes = attributes(attr, leased);
         let is_trusted = leased && self.trusts(parent, name);
@@ -240,12 +301,18 @@ impl Completer<'_> {
         let leased = results[3] & fs::LEASE != 0 && self.state.remember_cached(ino).unwrap_or(false);
         if leased {
             self.cache.granted(ino);
+            if results[3] & fs::DELEGATES != 0 {
+                self.cache.delegated(ino);
+            }
         }
         leased
     }
 
     fn lease_of(&mut self, ino: u64, attr: &fs::Attr, results: [u64; 4]) -> bool {
         let leased = self.lease(ino, results);
+        if leased {
+            self.cache.memory.learn(ino, attr, self.asked);
+        }
         if leased && self.is_current && attr.marks.get() & fs::BARE != 0 {
             self.cache.told_bare(ino);
         }
@@ -290,6 +357,22 @@ impl Completer<'_> {
     }
 }
 
+/// What the server keeps open because a last name of it is gone.
+pub fn kept(then: Then, results: [u64; 4]) -> After {
+    let (ino, handle) = match then {
+        Then::Removed { .. } => {
+            let fs::Removed { ino, handle } = results.into();
+            (ino, handle)
+        }
+        Then::Renamed { .. } => {
+            let fs::Renamed { replaced, handle, .. } = results.into();
+            (replaced, handle)
+        }
+        _ => return After::Nothing,
+    };
+    if handle == 0 { After::Nothing } else { After::Stands { ino, handle } }
+}
+
 /// What a listing was asked for.
 #[derive(Clone, Copy)]
 struct Page {
@@ -329,7 +412,7 @@ fn next_entry(bytes: &[u8], plus: Plus) -> Option<NextEntry<'_>> {
     }
 }
 
-fn attributes(attr: &fs::Attr, leased: bool) -> kernel::AttrOut {
+pub fn attributes(attr: &fs::Attr, leased: bool) -> kernel::AttrOut {
     let (attr_valid, attr_valid_nsec) = if leased { split(ATTR_TIMEOUT) } else { (0, 0) };
     kernel::AttrOut { attr_valid, attr_valid_nsec, dummy: 0, attr: kernel_attr(attr) }
 }

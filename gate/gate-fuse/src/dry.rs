@@ -40,7 +40,9 @@ impl DryGate {
             let Step::Submit(plan) = plan(request, step, &context) else { continue };
             let (mut cache, mut names, name) = (Cache::new(false), Names::default(), Some(&b"name"[..]));
             let (state, now) = (&mut self.0, Instant::now());
-            let mut completer = Completer { cache: &mut cache, state, names: &mut names, name, is_current: true, now };
+            let began = cache.memory.now();
+            let (cache, names) = (&mut cache, &mut names);
+            let mut completer = Completer { cache, state, names, name, is_current: true, asked: began, now };
             let _ = completer.finish(request.header.nodeid, plan.then, done);
             asked.push(plan.asked);
         }

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use crate::backend::Token;
+use crate::memory::{Moment, Touched};
 use crate::translate::Then;
 
 /// One operation without a completion.
@@ -37,6 +38,12 @@ pub struct Flight {
     pub thread: u32,
     /// It runs no code of its program any more.
     pub is_dying: bool,
+    /// When the server was asked.
+    pub asked: Moment,
+    /// What a change touches.
+    pub touched: Touched,
+    /// A dead gate had asked the same before.
+    pub is_repeated: bool,
 }
 
 impl Flight {
@@ -60,11 +67,22 @@ impl Flight {
             leave_at: None,
             thread: 0,
             is_dying: false,
+            asked: Moment::default(),
+            touched: Touched::default(),
+            is_repeated: false,
         }
     }
 }
 
 impl Flight {
+    /// Whether a name goes of which the server does not know that we may have opened what it leads to.
+    fn is_blind(&self) -> bool {
+        match self.then {
+            Then::Removed { says_delegated } | Then::Renamed { says_delegated } => !says_delegated || self.is_repeated,
+            _ => false,
+        }
+    }
+
     /// Whether the kernel holds the locks of the directories whose names this changes.
     fn locks_directory(&self) -> bool {
         self.changes && !self.is_left && self.then != Then::Placed
@@ -79,6 +97,8 @@ pub struct Flights {
     leaving: BTreeSet<(Instant, Token)>,
     changes: usize,
     waiting_locks: usize,
+    blind: usize,
+    standing: usize,
     /// Reads and writes by inode.
     bytes: HashMap<u64, usize>,
 }
@@ -87,6 +107,8 @@ impl Flights {
     pub fn insert(&mut self, token: Token, flight: Flight) {
         self.changes += usize::from(flight.changes);
         self.waiting_locks += usize::from(flight.waiting_lock.is_some());
+        self.blind += usize::from(flight.is_blind());
+        self.standing += usize::from(flight.then == Then::Stands);
         if flight.locked.is_some() {
             *self.bytes.entry(flight.ino).or_default() += 1;
         }
@@ -102,6 +124,8 @@ impl Flights {
         }
         self.changes -= usize::from(flight.changes);
         self.waiting_locks -= usize::from(flight.waiting_lock.is_some());
+        self.blind -= usize::from(flight.is_blind());
+        self.standing -= usize::from(flight.then == Then::Stands);
         if flight.locked.is_some() {
             self.unlock(flight.ino);
         }
@@ -184,6 +208,16 @@ impl Flights {
         self.by_token.is_empty()
     }
 
+    /// Whether a name may go without the server keeping what we open meanwhile.
+    pub fn has_blind(&self) -> bool {
+        self.blind > 0
+    }
+
+    /// Opens that stand for others.
+    pub fn standing(&self) -> usize {
+        self.standing
+    }
+
     pub fn waiting_locks(&self) -> usize {
         self.waiting_locks
     }
@@ -242,7 +276,7 @@ impl Flights {
 
     /// Everything that was in flight, forgotten.
     pub fn drain(&mut self) -> Vec<Flight> {
-        (self.changes, self.waiting_locks) = (0, 0);
+        (self.changes, self.waiting_locks, self.blind, self.standing) = (0, 0, 0, 0);
         self.by_key.clear();
         self.bytes.clear();
         self.leaving.clear();

@@ -9,10 +9,12 @@
 //! Order of writing, which exactly-once rests on (`docs/design/gate-fuse.md`): journal, then submission; handle table,
 //! then answer; answer, then the journal's slot is free.
 //!
-//! Not here: what requests mean ([`crate::translate`], [`crate::complete`]), dropping caches ([`crate::notify`]),
-//! programs that do not want to wait any more ([`interrupt`]).
+//! Not here: what requests mean ([`crate::translate`], [`crate::complete`]), dropping caches ([`crate::notify`]), what
+//! is answered without the server ([`known`], [`opens`]), programs that do not want to wait any more ([`interrupt`]).
 
 mod interrupt;
+mod known;
+mod opens;
 #[cfg(test)]
 mod tests;
 
@@ -154,6 +156,8 @@ pub struct Gate<B: Backend> {
     looks: Looks,
     /// When the loop last turned.
     turned: Instant,
+    /// Inodes of which the server has to be told that they are open before it is asked anything else.
+    owed: Vec<u64>,
     leftovers: interrupt::Leftovers,
     deaths: interrupt::Deaths,
     end: Option<End>,
@@ -191,6 +195,7 @@ impl<B: Backend> Gate<B> {
             buffer: resident(BUFFER_BYTES),
             looks: Looks::default(),
             turned: Instant::now(),
+            owed: Vec::new(),
             leftovers: interrupt::Leftovers::default(),
             deaths: interrupt::Deaths::default(),
             end: None,
@@ -214,6 +219,7 @@ impl<B: Backend> Gate<B> {
         loop {
             let mut is_busy = self.take_completions()?;
             self.follow_recalls()?;
+            self.tell_opens()?;
             self.count_time();
             self.leave_due()?;
             self.clear_up()?;
@@ -273,6 +279,7 @@ impl<B: Backend> Gate<B> {
             }
         }
         self.sort_held();
+        self.go_on_telling();
         self.state.forget_unclaimed();
         Ok(abandoned)
     }
@@ -343,7 +350,7 @@ impl<B: Backend> Gate<B> {
 
     fn may_read(&self) -> bool {
         let is_full = self.flights.len() + self.deferred.len() + self.answers.len() >= IN_FLIGHT_MAX;
-        matches!(self.phase, Phase::Serving) && self.held.is_empty() && !is_full
+        matches!(self.phase, Phase::Serving) && self.held.is_empty() && self.owed.is_empty() && !is_full
     }
 
     /// One request into the buffer; `None` when there is none, or the mount is gone.
@@ -392,6 +399,7 @@ impl<B: Backend> Gate<B> {
     fn submit_held(&mut self) -> Result<bool, GateError> {
         let mut is_busy = false;
         while !matches!(self.phase, Phase::Reopening { .. })
+            && self.owed.is_empty()
             && self.flights.len() < IN_FLIGHT_MAX
             && let Some(held) = self.held.pop_front()
         {
@@ -438,23 +446,6 @@ impl<B: Backend> Gate<B> {
         }
     }
 
-    /// What `ls`, `cp` and every write ask: extended attributes that are not there.
-    fn answer_from_memory(&mut self, request: &Request<'_>) -> Result<bool, GateError> {
-        let (unique, ino) = (request.header.unique, request.header.nodeid);
-        match request.body {
-            Body::Getxattr { name: b"security.capability", .. } if self.cache.is_capability_absent(ino) => (),
-            Body::Getxattr { name, .. } if self.cache.is_bare(ino) && !translate::is_acl(name) => (),
-            Body::Listxattr { size } if self.cache.is_bare(ino) => {
-                let none = kernel::GetxattrOut { size: 0, padding: 0 };
-                self.answer(unique, 0, if size == 0 { none.as_bytes() } else { &[] })?;
-                return Ok(true);
-            }
-            _ => return Ok(false),
-        }
-        self.answer(unique, -libc::ENODATA, &[])?;
-        Ok(true)
-    }
-
     fn handle_own(&mut self, own: Own, request: &Request<'_>) -> Result<Handled, GateError> {
         let unique = request.header.unique;
         match own {
@@ -463,6 +454,7 @@ impl<B: Backend> Gate<B> {
                 self.negotiate(unique, &head, flags2)?;
             }
             Own::Interrupt { unique } => return self.interrupt(unique & !kernel::UNIQUE_RESEND),
+            Own::Release { fh } => return self.close_here(request, fh),
             Own::Opendir => {
                 let ino = request.header.nodeid;
                 let leased = self.cache.is_leased(ino);
@@ -518,6 +510,7 @@ impl<B: Backend> Gate<B> {
             _ => {}
         }
         let changes = plan.class == Class::Once;
+        let is_repeated = self.state.noted(key).is_some();
         let sequence = match plan.class {
             Class::Once => Some(self.state.note(key, step, plan.asked.op)?),
             Class::Repeatable => None,
@@ -535,13 +528,19 @@ impl<B: Backend> Gate<B> {
             _ => None,
         };
         self.xattr_changes += u64::from(plan.then == Then::Changed);
+        let asked = self.cache.memory.now();
+        let touched = known::touched(request, &self.cache.memory);
+        self.cache.memory.begins(&touched);
         let flight = Flight {
+            asked,
+            touched,
+            is_repeated,
             step,
             changes,
             xattr_changes: self.xattr_changes,
             waiting_lock: sequence.filter(|_| waits),
             locked,
-            request: (plan.then == Then::Next).then(|| bytes.to_vec()),
+            request: matches!(plan.then, Then::Next | Then::Told { .. }).then(|| bytes.to_vec()),
             names: names_of(request),
             thread: request.header.pid,
             ..Flight::new(unique, key, ino, plan.then)
@@ -607,11 +606,15 @@ impl<B: Backend> Gate<B> {
             }
             _ => {}
         }
+        let asked = self.changed(&flight, done);
         let (cache, state, names) = (&mut self.cache, &mut self.state, &mut self.names);
         let name = flight.names.first().map(|(_, name)| name.as_slice());
         let is_current = flight.xattr_changes == self.xattr_changes;
-        let mut completer = Completer { cache, state, names, name, is_current, now };
+        let mut completer = Completer { cache, state, names, name, is_current, asked, now };
         let (answer, after) = completer.finish(flight.ino, flight.then, done);
+        if let After::Stands { ino, handle } = after {
+            self.stands(ino, handle);
+        }
         if after == After::Next {
             if let Some(bytes) = flight.request {
                 self.held.push_front(Held { bytes, step: flight.step + 1 });
@@ -698,6 +701,7 @@ impl<B: Backend> Gate<B> {
     fn lost(&mut self, loss: Loss) -> Result<(), GateError> {
         self.counters.sessions_lost += 1;
         let flights = self.flights.drain();
+        self.cache.memory.reset();
         tracing::warn!(in_flight = flights.len(), ?loss, "the fs server does not take this gate's session any more");
         let can_resend = self.can_resend();
         for flight in &flights {
@@ -739,12 +743,16 @@ impl<B: Backend> Gate<B> {
         }
         self.begin_backend(true)?;
         self.phase = Phase::Serving;
+        // Others may have what we had leases on: what programs have open is told before anything else.
+        self.owed = self.state.opens().untold();
         Ok(())
     }
 
     fn begin_anew(&mut self) -> Result<(), GateError> {
         tracing::warn!("beginning a new session: what was in flight may have happened, and happens again");
         self.state.begin_session(random())?;
+        self.state.forget_standing()?;
+        self.owed.clear();
         self.begin_backend(false)?;
         let left = self.state.handles().map(|(fh, handle)| (fh, translate::reopen(handle.ino, handle.flags))).collect();
         self.phase = Phase::Reopening { left, in_flight: Vec::new() };
@@ -810,7 +818,13 @@ impl<B: Backend> Gate<B> {
     fn begin_recall(&mut self, recall: u64, what: What, now: Instant) {
         let not_before = self.unknown_names_until.filter(|at| now < *at);
         let (stage, names_until, found_in, bytes) = (Stage::Begun, None, None, None);
-        let mut begin = Begin { recall, ino: None, stage, names_until, not_before, found_in, bytes };
+        // From here on nothing more of it is opened without the server's knowledge.
+        let untold = match what {
+            What::Inode { ino, .. } => Some(ino).filter(|ino| self.state.is_untold(*ino)).into_iter().collect(),
+            What::Name { .. } => Vec::new(),
+            What::Everything => self.state.opens().untold(),
+        };
+        let mut begin = Begin { recall, ino: None, stage, names_until, not_before, found_in, bytes, untold };
         let job = match what {
             What::Inode { ino, bytes } => {
                 begin.bytes = bytes;
@@ -886,7 +900,7 @@ impl<B: Backend> Gate<B> {
         if !matches!(self.phase, Phase::Serving) {
             return Ok(());
         }
-        let ours = Ours { flights: &self.flights, drops: &self.drops };
+        let ours = Ours { flights: &self.flights, drops: &self.drops, state: &self.state };
         if let Some(recall) = self.recalls.released(now, &ours) {
             let asked = Released { recall }.encode();
             if self.backend.submit(&Op::of(&asked, 0, None)).is_ok() {
@@ -922,7 +936,7 @@ impl<B: Backend> Gate<B> {
         if self.recalls.len() == 0 {
             return;
         }
-        let ours = Ours { flights: &self.flights, drops: &self.drops };
+        let ours = Ours { flights: &self.flights, drops: &self.drops, state: &self.state };
         for (recall, ino) in self.recalls.settled(&ours) {
             notify::drop_attributes(&self.fuse, ino);
             self.recalls.reached(recall, Stage::Done);
@@ -1092,6 +1106,12 @@ fn resident(bytes: usize) -> Vec<u8> {
     vec![0xff; bytes]
 }
 
+/// The same of what stands for files that the server was not told of. Numbers of inodes that are cached are below all
+/// of the handle table.
+fn stand_key(ino: u64) -> u64 {
+    reopen_key(ino)
+}
+
 /// A session number: never 0.
 fn random() -> u64 {
     let mut bytes = [0; 8];
@@ -1126,6 +1146,7 @@ fn names_of(request: &Request<'_>) -> Vec<(u64, Vec<u8>)> {
 struct Ours<'a> {
     flights: &'a Flights,
     drops: &'a HashMap<u64, usize>,
+    state: &'a State,
 }
 
 impl InFlight for Ours<'_> {
@@ -1139,5 +1160,9 @@ impl InFlight for Ours<'_> {
 
     fn has_changes(&self) -> bool {
         self.flights.has_changes()
+    }
+
+    fn is_untold(&self, ino: u64) -> bool {
+        self.state.is_untold(ino)
     }
 }

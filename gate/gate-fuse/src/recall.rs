@@ -94,6 +94,8 @@ struct Under {
     /// The directory in which the inode was found lately.
     found_in: Option<u64>,
     bytes: Option<u64>,
+    /// Inodes that were open without the server's knowledge when the event came.
+    untold: Vec<u64>,
 }
 
 /// What is known of an event at its beginning.
@@ -106,6 +108,8 @@ pub struct Begin {
     pub found_in: Option<u64>,
     /// How long the file is about to be, at least.
     pub bytes: Option<u64>,
+    /// Inodes that are open without the server's knowledge, and of which it has to be told first.
+    pub untold: Vec<u64>,
 }
 
 /// What of ours is in flight.
@@ -115,6 +119,8 @@ pub trait InFlight {
     /// A change of ours holds the directory's lock.
     fn changes_names_of(&self, directory: u64) -> bool;
     fn has_changes(&self) -> bool;
+    /// The server does not know that the inode is open.
+    fn is_untold(&self, ino: u64) -> bool;
 }
 
 #[derive(Default)]
@@ -128,7 +134,8 @@ pub struct Recalls {
 
 impl Under {
     fn is_over(&self, now: Instant, in_flight: &impl InFlight) -> bool {
-        if self.not_before.is_some_and(|at| now < at) {
+        let is_untold = self.untold.iter().any(|ino| in_flight.is_untold(*ino));
+        if is_untold || self.not_before.is_some_and(|at| now < at) {
             return false;
         }
         let has_waited = now >= self.since + GRACE;
@@ -156,11 +163,11 @@ impl Recalls {
     }
 
     pub fn begin(&mut self, event: Begin, now: Instant) {
-        let Begin { recall, ino, stage, names_until, not_before, found_in, bytes } = event;
+        let Begin { recall, ino, stage, names_until, not_before, found_in, bytes, untold } = event;
         self.seen = self.seen.max(recall);
         let again_at = now + GRACE;
         let since = now;
-        let under = Under { recall, ino, since, again_at, stage, names_until, not_before, found_in, bytes };
+        let under = Under { recall, ino, since, again_at, stage, names_until, not_before, found_in, bytes, untold };
         self.under_way.push_back(under);
     }
 
@@ -194,6 +201,16 @@ impl Recalls {
                 && event.found_in.is_some_and(|directory| in_flight.changes_names_of(directory))
         });
         settled.filter_map(|event| event.ino.map(|ino| (event.recall, ino))).collect()
+    }
+
+    /// Whether any event waits for the server to be told what is open.
+    pub fn has_untold(&self) -> bool {
+        self.under_way.iter().any(|event| !event.untold.is_empty())
+    }
+
+    /// Of which inodes it has to be told, or had to be when their events came.
+    pub fn untold(&self) -> impl Iterator<Item = u64> {
+        self.under_way.iter().flat_map(|event| event.untold.iter().copied())
     }
 
     /// Whether reads and writes of `ino` are to be put off until its event is released.
@@ -244,6 +261,7 @@ mod tests {
     struct Ours {
         bytes: bool,
         change: bool,
+        untold: bool,
     }
 
     impl InFlight for Ours {
@@ -258,13 +276,18 @@ mod tests {
         fn has_changes(&self) -> bool {
             self.bytes || self.change
         }
+
+        fn is_untold(&self, ino: u64) -> bool {
+            self.untold && ino == 5
+        }
     }
 
-    const NOTHING: Ours = Ours { bytes: false, change: false };
+    const NOTHING: Ours = Ours { bytes: false, change: false, untold: false };
 
     fn event(recall: u64, ino: u64) -> Begin {
         let (names_until, not_before, found_in) = (None, None, Some(6));
-        Begin { recall, ino: Some(ino), stage: Stage::Begun, names_until, not_before, found_in, bytes: None }
+        let (stage, bytes, untold) = (Stage::Begun, None, Vec::new());
+        Begin { recall, ino: Some(ino), stage, names_until, not_before, found_in, bytes, untold }
     }
 
     #[test]
@@ -290,8 +313,8 @@ mod tests {
         recalls.reached(1, Stage::Most);
         assert_eq!(recalls.released(later, &NOTHING), None);
         // A change of something else says nothing of the lock it waits for.
-        assert_eq!(recalls.released(later, &Ours { change: true, bytes: false }), None);
-        let ours = Ours { bytes: true, change: false };
+        assert_eq!(recalls.released(later, &Ours { change: true, bytes: false, ..NOTHING }), None);
+        let ours = Ours { bytes: true, change: false, ..NOTHING };
         assert_eq!(recalls.released(now, &ours), None);
         assert_eq!(recalls.released(now + GRACE, &ours), Some(1));
         // And not while other pages may be left.
@@ -307,9 +330,22 @@ mod tests {
         assert!(!recalls.is_draining(5));
         recalls.reached(1, Stage::Done);
         assert!(recalls.is_draining(5) && !recalls.is_draining(6));
-        assert_eq!(recalls.released(now, &Ours { bytes: true, change: false }), None);
+        assert_eq!(recalls.released(now, &Ours { bytes: true, change: false, ..NOTHING }), None);
         assert_eq!(recalls.released(now, &NOTHING), Some(1));
         assert!(!recalls.is_draining(5));
+    }
+
+    #[test]
+    fn event_waits_until_the_server_knows_what_is_open() {
+        let (mut recalls, now) = (Recalls::default(), Instant::now());
+        recalls.begin(Begin { untold: vec![5], ..event(1, 5) }, now);
+        recalls.begin(event(2, 7), now);
+        recalls.reached(1, Stage::Done);
+        recalls.reached(2, Stage::Done);
+        assert_eq!(recalls.untold().collect::<Vec<_>>(), [5]);
+        assert_eq!(recalls.released(now + 100 * GRACE, &Ours { untold: true, ..NOTHING }), None);
+        assert_eq!(recalls.released(now, &NOTHING), Some(2));
+        assert!(!recalls.has_untold());
     }
 
     #[test]
@@ -319,8 +355,8 @@ mod tests {
         recalls.begin(Begin { names_until: Some(until), ..event(1, 6) }, now);
         recalls.reached(1, Stage::Pages);
         assert_eq!(recalls.deadline(now), Some(now + GRACE));
-        assert_eq!(recalls.released(until - GRACE, &Ours { bytes: false, change: true }), None);
-        assert_eq!(recalls.released(until, &Ours { bytes: false, change: true }), Some(1));
+        assert_eq!(recalls.released(until - GRACE, &Ours { bytes: false, change: true, ..NOTHING }), None);
+        assert_eq!(recalls.released(until, &Ours { bytes: false, change: true, ..NOTHING }), Some(1));
     }
 
     #[test]
@@ -329,7 +365,7 @@ mod tests {
         recalls.begin(event(1, 5), now);
         recalls.reached(1, Stage::Settling);
         assert!(recalls.settled(&NOTHING).is_empty());
-        assert_eq!(recalls.settled(&Ours { bytes: false, change: true }), [(1, 5)]);
+        assert_eq!(recalls.settled(&Ours { bytes: false, change: true, ..NOTHING }), [(1, 5)]);
     }
 
     #[test]

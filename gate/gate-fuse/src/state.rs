@@ -14,6 +14,8 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::opens::Opens;
+
 pub const JOURNAL_SLOTS: usize = 1024;
 pub const HANDLES_MAX: usize = 65_536;
 const MAGIC: u64 = u64::from_le_bytes(*b"DVSGATE\x01");
@@ -59,6 +61,11 @@ pub struct Negotiated {
     pub max_write: u32,
 }
 
+/// Of [`Handle::fs_handle`]: the file was opened under a lease, and the rest is the number of the request that did it.
+const DELEGATED: u64 = 1 << 63;
+/// Of [`Handle::flags`], where open(2) has nothing: an open file that stands for those the server was not told of.
+const STANDING: u32 = 1 << 31;
+
 /// One open file, as the server knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Handle {
@@ -68,6 +75,24 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// One that the server is not told of; `key` of the request that opens it.
+    pub fn delegated(ino: u64, key: u64, flags: u32) -> Handle {
+        Handle { ino, fs_handle: DELEGATED | key, flags }
+    }
+
+    pub fn is_delegated(&self) -> bool {
+        self.fs_handle & DELEGATED != 0
+    }
+
+    /// What the server knows it by; 0: it does not.
+    pub fn known_as(&self) -> u64 {
+        if self.is_delegated() { 0 } else { self.fs_handle }
+    }
+
+    fn is_standing(&self) -> bool {
+        self.flags & STANDING != 0
+    }
+
     /// Mapping a file for writing takes a handle that can do both.
     pub fn is_writable_mapping(&self) -> bool {
         self.flags & libc::O_ACCMODE as u32 == libc::O_RDWR as u32
@@ -133,6 +158,7 @@ pub struct State {
     entries: Vec<Entry>,
     free_entries: Vec<usize>,
     by_fs_handle: HashMap<u64, usize>,
+    opens: Opens,
     /// Handles through which an inode can be read and written, so mapped for writing.
     writable: HashMap<u64, usize>,
     /// A bit per inode.
@@ -160,6 +186,7 @@ impl State {
             entries: Vec::new(),
             free_entries: Vec::new(),
             by_fs_handle: HashMap::new(),
+            opens: Opens::default(),
             writable: HashMap::new(),
             cached: vec![0; (CACHED_INOS_MAX / 8) as usize],
             taken: HashMap::new(),
@@ -310,8 +337,47 @@ impl State {
         let generation = self.entries.get(slot).map_or(1, |entry| entry.generation);
         self.store_entry(slot, handle, generation)?;
         self.by_fs_handle.insert(handle.fs_handle, slot);
-        self.count_writable(handle);
+        self.count(handle);
         Ok(number(slot, generation))
+    }
+
+    /// The file that the request of this key opened under a lease.
+    pub fn delegated(&self, ino: u64, key: u64) -> Option<u64> {
+        let slot = *self.by_fs_handle.get(&(DELEGATED | key))?;
+        let entry = self.entries.get(slot).filter(|entry| entry.ino == ino)?;
+        Some(number(slot, entry.generation))
+    }
+
+    /// Enters what the server has open for those that it was not told of.
+    pub fn stand(&mut self, ino: u64, fs_handle: u64) -> Result<(), StateError> {
+        let fh = self.enter(Handle { ino, fs_handle, flags: STANDING })?;
+        self.opens.stands(ino, fh);
+        Ok(())
+    }
+
+    /// Which files are open without the server's knowledge.
+    pub fn opens(&mut self) -> &mut Opens {
+        &mut self.opens
+    }
+
+    pub fn is_untold(&self, ino: u64) -> bool {
+        self.opens.is_untold(ino)
+    }
+
+    pub fn has_untold(&self) -> bool {
+        self.opens.has_untold()
+    }
+
+    /// The server knows no open file of this session any more.
+    pub fn forget_standing(&mut self) -> Result<(), StateError> {
+        self.opens.fall().into_iter().try_for_each(|fh| self.leave(fh))
+    }
+
+    fn count(&mut self, handle: Handle) {
+        self.count_writable(handle);
+        if handle.is_delegated() {
+            self.opens.opened(handle.ino);
+        }
     }
 
     fn count_writable(&mut self, handle: Handle) {
@@ -339,6 +405,9 @@ impl State {
         self.store_entry(slot, Handle { ino: 0, fs_handle: 0, flags: 0 }, generation)?;
         self.by_fs_handle.remove(&handle.fs_handle);
         self.free_entries.push(slot);
+        if handle.is_delegated() {
+            self.opens.closed(handle.ino);
+        }
         if handle.is_writable_mapping()
             && let Some(count) = self.writable.get_mut(&handle.ino)
         {
@@ -350,13 +419,16 @@ impl State {
         Ok(())
     }
 
-    /// After a new session: the file was opened again and has another handle at the server.
+    /// The file has another handle at the server, or one at all.
     pub fn replace(&mut self, fh: u64, fs_handle: u64) -> Result<(), StateError> {
         let Some(handle) = self.handle(fh) else { return Ok(()) };
         let slot = (fh & 0xffff_ffff) as usize;
         self.store_entry(slot, Handle { fs_handle, ..handle }, (fh >> 32) as u32)?;
         self.by_fs_handle.remove(&handle.fs_handle);
         self.by_fs_handle.insert(fs_handle, slot);
+        if handle.is_delegated() {
+            self.opens.closed(handle.ino);
+        }
         Ok(())
     }
 
@@ -472,8 +544,10 @@ impl State {
                 self.by_fs_handle.insert(entry.fs_handle, slot);
             }
         }
-        let handles: Vec<_> = self.handles().map(|(_, handle)| handle).collect();
-        handles.into_iter().for_each(|handle| self.count_writable(handle));
+        let handles: Vec<_> = self.handles().collect();
+        handles.iter().for_each(|(_, handle)| self.count(*handle));
+        let standing = handles.iter().filter(|(_, handle)| handle.is_standing());
+        standing.for_each(|(fh, handle)| self.opens.stands(handle.ino, *fh));
         Ok(())
     }
 

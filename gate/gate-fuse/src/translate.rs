@@ -40,6 +40,8 @@ pub enum Own {
     Init,
     Interrupt { unique: u64 },
     Opendir,
+    /// Of a file that the server does not know to be open.
+    Release { fh: u64 },
 }
 
 #[derive(Debug, PartialEq)]
@@ -90,6 +92,14 @@ pub enum Then {
         offset: u64,
     },
     Copy,
+    /// A name is gone. `says_delegated`: the server heard that we have files open of which it was not told.
+    Removed {
+        says_delegated: bool,
+    },
+    /// Likewise, of the name that was replaced.
+    Renamed {
+        says_delegated: bool,
+    },
     /// A whole file was made behind the kernel's back.
     Placed,
     Statfs,
@@ -114,6 +124,12 @@ pub enum Then {
     Lseek,
     /// Go on with the next step of the request.
     Next,
+    /// The same, with a file that the server knows from now on.
+    Told {
+        fh: u64,
+    },
+    /// The server has the inode open for all of ours that it was not told of.
+    Stands,
     Release {
         fh: u64,
     },
@@ -132,6 +148,12 @@ pub struct Context<'a> {
     pub now_ns: u64,
     /// Whether the file may have locks of this owner (`false` only when that is certain).
     pub has_locks: bool,
+}
+
+impl Context<'_> {
+    fn delegated(&self) -> u16 {
+        if self.state.has_untold() { fs::DELEGATED } else { 0 }
+    }
 }
 
 pub fn plan<'a>(request: &Request<'a>, step: u32, context: &Context<'_>) -> Step<'a> {
@@ -167,9 +189,16 @@ pub fn plan<'a>(request: &Request<'a>, step: u32, context: &Context<'_>) -> Step
             let create = create(&request.header, head.mode & !libc::S_IFMT | libc::S_IFREG, 0, now);
             ask(CreateFile { parent: ino, create, name: Measured(name), existing }, Then::Create { flags: head.flags })
         }
-        Body::Unlink { name } => ask(Unlink { parent: ino, time_ns: Third(now), name }, Then::Empty),
-        Body::Rmdir { name } => ask(Rmdir { parent: ino, time_ns: Third(now), name }, Then::Empty),
-        Body::Rename { to, flags, old, new } => rename((ino, old), (to, new), flags, now),
+        Body::Unlink { name } => {
+            let marks = context.delegated();
+            let then = Then::Removed { says_delegated: marks != 0 };
+            ask(Unlink { marks, parent: ino, time_ns: Third(now), name }, then)
+        }
+        // Programs have no directory open that the server would know of.
+        Body::Rmdir { name } => {
+            ask(Rmdir { parent: ino, time_ns: Third(now), name }, Then::Removed { says_delegated: true })
+        }
+        Body::Rename { to, flags, old, new } => rename((ino, old), (to, new), (flags, context.delegated()), now),
         Body::Link { ino: target, name } => ask(Link { ino: target, parent: ino, time_ns: now, name }, Then::Linked),
         _ => plan_data(request, step, context),
     }
@@ -211,10 +240,15 @@ fn plan_data<'a>(request: &Request<'a>, step: u32, context: &Context<'_>) -> Ste
         Body::Flush(_) => Step::Answer(0),
         Body::Readdir { head, plus } => readdir(ino, head.offset, head.size, plus),
         Body::Getlk(head) => ask(Getlk { ino, lock: lock(&head) }, Then::Getlk),
+        Body::Setlk { head, .. } if step == 0 && head.lk.kind != UNLOCK && is_delegated(context.state, head.fh) => {
+            // A lock goes with its file, so the server has to know that.
+            let flags = context.state.handle(head.fh).map_or(0, |handle| handle.flags);
+            ask(Open { marks: 0, ino, flags: flags_again(flags), time_ns: 0 }, Then::Told { fh: head.fh })
+        }
         Body::Setlk { head, blocking } => {
             let waits = if blocking == Blocking::Yes { Waits::Yes } else { Waits::No };
             let then = Then::Lock { owner: lock_owner(&head), kind: head.lk.kind, fh: head.fh, waits };
-            let handle = context.state.handle(head.fh).map_or(0, |handle| handle.fs_handle);
+            let handle = context.state.handle(head.fh).map_or(0, |handle| handle.known_as());
             ask(Setlk { ino, waits, handle, lock: lock(&head) }, then)
         }
         Body::Fallocate(head) => fallocate(ino, &head, now),
@@ -257,13 +291,31 @@ pub fn is_acl(name: &[u8]) -> bool {
 
 /// An operation of the session that carries no request of the kernel: opens a file again after the session was lost.
 pub fn reopen(ino: u64, flags: u32) -> Plan<'static> {
+    plan_of(Open { marks: 0, ino, flags: flags_again(flags), time_ns: 0 }, 0, Then::Empty)
+}
+
+/// Likewise: opens a file for all of ours that the server was not told of.
+pub fn stand(ino: u64) -> Plan<'static> {
+    plan_of(Open { marks: 0, ino, flags: 0, time_ns: 0 }, 0, Then::Stands)
+}
+
+/// Flags of a file that was opened before.
+fn flags_again(flags: u32) -> u64 {
     const ONCE: u32 = (libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL) as u32;
-    plan_of(Open { marks: 0, ino, flags: u64::from(flags & !ONCE), time_ns: 0 }, 0, Then::Empty)
+    // The highest bit is the handle table's.
+    u64::from(flags & !ONCE & i32::MAX as u32)
+}
+
+fn is_delegated(state: &State, fh: u64) -> bool {
+    state.handle(fh).is_some_and(|handle| handle.is_delegated())
 }
 
 fn release<'a>(ino: u64, head: &kernel::ReleaseIn, step: u32, context: &Context<'_>) -> Step<'a> {
     // A number that is not in the table: the predecessor of this gate had closed it and died before the answer.
     let Some(handle) = context.state.handle(head.fh) else { return Step::Answer(0) };
+    if handle.is_delegated() {
+        return Step::Own(Own::Release { fh: head.fh });
+    }
     if step == 0 && head.release_flags & kernel::RELEASE_FLOCK_UNLOCK != 0 {
         return ask(UnlockOwner { ino, owner: head.lock_owner | FLOCK_OWNER }, Then::Next);
     }
@@ -299,13 +351,19 @@ pub fn place_parts(data: &[u8]) -> Option<(fs::PlaceHead, &[u8], &[u8])> {
     Some((head, name, content))
 }
 
-fn rename<'a>(from: (u64, &'a [u8]), to: (u64, &'a [u8]), flags: u32, now: u64) -> Step<'a> {
+fn rename<'a>(
+    from: (u64, &'a [u8]),
+    to: (u64, &'a [u8]),
+    (flags, delegated): (u32, u16),
+    now: u64,
+) -> Step<'a> {
     const KNOWN: u32 = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE;
     if flags & !KNOWN != 0 || flags == KNOWN {
         return Step::Answer(libc::EINVAL);
     }
     let ((from, old), (to, new)) = (from, to);
-    ask(Rename { how: flags as u16, from, to, time_ns: now, old: Prefixed(old), new }, Then::Empty)
+    let then = Then::Renamed { says_delegated: delegated != 0 };
+    ask(Rename { how: flags as u16 | delegated, from, to, time_ns: now, old: Prefixed(old), new }, then)
 }
 
 fn create(header: &InHeader, mode: u32, rdev: u32, now: u64) -> fs::Create {
@@ -401,6 +459,9 @@ fn posix_owner(owner: u64) -> u64 {
 fn lock_owner(head: &kernel::LkIn) -> u64 {
     if head.lk_flags & kernel::LK_FLOCK != 0 { head.owner | FLOCK_OWNER } else { posix_owner(head.owner) }
 }
+
+/// `F_UNLCK`.
+const UNLOCK: u32 = 2;
 
 /// The largest offset of the kernel means the end of the file.
 const KERNEL_END: u64 = i64::MAX as u64;

@@ -215,7 +215,7 @@ impl Fs {
         let inos = std::mem::take(&mut reply.lease);
         self.leases.deliver(session, &inos, |is_held| {
             if is_held {
-                reply.results[3] |= api::LEASE;
+                reply.results[3] |= api::LEASE | api::DELEGATES;
             }
             answer(reply);
         });

@@ -17,6 +17,10 @@
 //! the answers to whatever was asked in between. So nobody is told attributes from before a change that the session has
 //! let pass: who looks while changes of others are under way waits for them and gets a lease ([`Leases::look`]).
 //!
+//! With a lease goes the right to open the inode without a word ([`vos_api::fs::DELEGATES`]): who gives it back tells
+//! first of what is open. A session that removes the last name of such an inode itself is given a handle of it
+//! ([`Leases::is_delegated`]).
+//!
 //! When a session ends, what it has parked ends with it ([`Go::Fenced`]).
 //!
 //! A restarted server does not know who holds what: every session of before owes one event "drop everything"
@@ -297,6 +301,14 @@ impl Leases {
     /// Whether the session could keep what it is told of this inode, if it were answered now.
     pub fn holds(&self, session: u64, ino: u64) -> bool {
         self.state.lock().holds(session, ino)
+    }
+
+    /// Whether the session may have opened the inode without a word: it holds a lease, asked back or not, or may hold
+    /// anything.
+    pub fn is_delegated(&self, session: u64, ino: u64) -> bool {
+        let state = self.state.lock();
+        state.holders.get(&ino).is_some_and(|holders| holders.contains_key(&session))
+            || state.mailboxes.get(&session).is_some_and(|mailbox| mailbox.everything.is_some())
     }
 
     /// Calls `answer` with whether all of `inos` may be kept, in order with the session's events.

@@ -30,7 +30,7 @@ use vos_api::fs::{Cancel, RELEASE, Release};
 
 use super::{Backend, Gate, GateError, Handled, IN_FLIGHT_MAX, Phase, reopen_key};
 use crate::backend::{Done, Op, Refused};
-use crate::complete::attr_of;
+use crate::complete::{After, attr_of, kept};
 use crate::flight::Flight;
 use crate::state::Handle;
 use crate::translate::Then;
@@ -109,7 +109,7 @@ impl<B: Backend> Gate<B> {
         let Some((token, flight)) = self.flights.by_key(key) else { return Ok(Handled::Done) };
         let Some(sequence) = flight.waiting_lock else {
             // Of a request with two operations the second would be lost; nobody waits for those anyway.
-            if !matches!(flight.then, Then::Next | Then::Release { .. }) {
+            if !matches!(flight.then, Then::Next | Then::Told { .. } | Then::Release { .. }) {
                 let at = flight.since + PATIENCE;
                 self.flights.leave_at(token, at);
             }
@@ -167,10 +167,23 @@ impl<B: Backend> Gate<B> {
     /// The operation of a request that has its answer already.
     pub(super) fn complete_left(&mut self, flight: &Flight, done: &Done<B::Data>) -> Result<(), GateError> {
         self.state.answered(flight.key);
-        if let Then::Release { fh } = flight.then {
-            self.cache.closed(fh);
-            self.state.leave(fh)?;
-            return Ok(());
+        match flight.then {
+            Then::Release { fh } => {
+                self.cache.closed(fh);
+                self.state.leave(fh)?;
+                return Ok(());
+            }
+            Then::Stands => {
+                self.stood(flight, done);
+                return Ok(());
+            }
+            _ => {}
+        }
+        self.changed(flight, done);
+        if done.status == 0
+            && let After::Stands { ino, handle } = kept(flight.then, done.results)
+        {
+            self.stands(ino, handle);
         }
         // What the cache says of locks stays: their owner may have others by now.
         self.leftovers.kernel_is_wrong |=
@@ -194,6 +207,9 @@ impl<B: Backend> Gate<B> {
             let everything = self.everything(None);
             // A full queue: once more, later.
             self.leftovers.kernel_is_wrong = !self.notifier.give(everything);
+        }
+        while let Some(fh) = self.state.opens().useless() {
+            self.leftovers.to_close.push_back(fh);
         }
         while matches!(self.phase, Phase::Serving)
             && self.flights.len() < IN_FLIGHT_MAX

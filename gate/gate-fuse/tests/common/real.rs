@@ -98,11 +98,16 @@ impl Real {
         Sockets { world: Arc::clone(&self.world), endpoint }
     }
 
-    /// Ends the server as if killed and starts the next one on the same disk.
-    pub fn replace_server(&mut self) {
+    /// Ends the server as if killed.
+    pub fn cut_server(&mut self) {
         if let Some(server) = self.server.take() {
             server.cut();
         }
+    }
+
+    /// The same, and starts the next one on the same disk.
+    pub fn replace_server(&mut self) {
+        self.cut_server();
         self.server = Some(serve(&self.world, &self.image));
     }
 

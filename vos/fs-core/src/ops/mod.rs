@@ -51,11 +51,11 @@ pub(crate) fn change(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
     }
     match job.call.request()? {
         Request::Setattr(it) => attr::setattr(job, it),
-        Request::Unlink(Unlink { parent, time_ns, name }) => {
-            names::remove(job, touch, Kind::Other, (parent, name), time_ns.0)
+        Request::Unlink(Unlink { marks, parent, time_ns, name }) => {
+            names::remove(job, touch, Kind::Other, (parent, name), (marks, time_ns.0))
         }
         Request::Rmdir(Rmdir { parent, time_ns, name }) => {
-            names::remove(job, touch, Kind::Directory, (parent, name), time_ns.0)
+            names::remove(job, touch, Kind::Directory, (parent, name), (0, time_ns.0))
         }
         Request::Rename(it) => names::rename(job, touch, it),
         Request::Link(it) => names::link(job, it),

@@ -240,11 +240,11 @@ pub(super) fn remove(
     touch: &Touch,
     wanted: Kind,
     (parent, name): (u64, &[u8]),
-    time_ns: u64,
+    (marks, time_ns): (u16, u64),
 ) -> Result<(), Errno> {
     check_removable(name)?;
-    let mut orphan = None;
-    job.transact(Growth::Shrinks, |txn| {
+    let mut left = Left::default();
+    let result = job.transact(Growth::Shrinks, |txn| {
         txn.directory(parent)?;
         let entry = txn.entry(parent, name)?.ok_or(Errno::NoEntry)?;
         covered(touch, entry.ino)?;
@@ -253,11 +253,46 @@ pub(super) fn remove(
             (Kind::Other, true) => return Err(Errno::IsDirectory),
             _ => (),
         }
-        orphan = unlink(txn, parent, name, entry, time_ns)?;
-        Ok(Reply::default())
-    })?;
-    job.fs.linger(orphan);
-    Ok(())
+        left.orphan = unlink(txn, parent, name, entry, time_ns)?;
+        let handle = left.keep(job, txn, entry, marks)?;
+        Ok(Reply::done(api::Removed { ino: entry.ino, handle }))
+    });
+    left.settle(job, result)
+}
+
+/// What becomes of an inode that lost a name.
+#[derive(Default)]
+struct Left {
+    /// Nothing claims it any more.
+    orphan: Option<Orphan>,
+    /// It stays, for its session has it open from now on.
+    kept: Option<u64>,
+}
+
+impl Left {
+    /// The session that removed the last name may have it open without having said so: then it stays, through a handle
+    /// of the session. Answers that, or 0.
+    fn keep(&mut self, job: &Job, txn: &mut Txn<'_>, entry: Entry, marks: u16) -> Result<u64, Errno> {
+        let (leases, session) = (&job.fs.leases, job.call.session);
+        let may_be_open =
+            marks & api::DELEGATED != 0 && entry.kind == REGULAR && leases.is_delegated(session, entry.ino);
+        if !may_be_open || txn.inode(entry.ino)?.links > 0 {
+            return Ok(0);
+        }
+        let handle = handles::add(txn, session, entry.ino)?;
+        leases.opened(session, entry.ino);
+        *self = Left { orphan: None, kept: Some(entry.ino) };
+        Ok(handle)
+    }
+
+    fn settle(self, job: &Job, result: Result<(), Errno>) -> Result<(), Errno> {
+        match (result, self.kept) {
+            (Ok(()), _) => job.fs.linger(self.orphan),
+            (Err(_), Some(ino)) => job.fs.leases.closed(job.call.session, ino),
+            (Err(_), None) => (),
+        }
+        result
+    }
 }
 
 fn check_removable(name: &[u8]) -> Result<(), Errno> {
@@ -290,12 +325,13 @@ fn unlink(txn: &mut Txn<'_>, parent: u64, name: &[u8], entry: Entry, time_ns: u6
 
 pub(super) fn rename(job: &Arc<Job>, touch: &Touch, it: Rename<'_>) -> Result<(), Errno> {
     let (old, new) = (checked(it.old.0)?, checked(it.new)?);
-    if it.how & !(NOREPLACE | EXCHANGE) != 0 || it.how == NOREPLACE | EXCHANGE {
+    let how = it.how & !api::DELEGATED;
+    if how & !(NOREPLACE | EXCHANGE) != 0 || how == NOREPLACE | EXCHANGE {
         return Err(Errno::Invalid);
     }
-    let mut orphan = None;
-    let growth = if it.how & EXCHANGE != 0 { Growth::Shrinks } else { Growth::Grows };
-    job.transact(growth, |txn| {
+    let mut left = Left::default();
+    let growth = if how & EXCHANGE != 0 { Growth::Shrinks } else { Growth::Grows };
+    let result = job.transact(growth, |txn| {
         let ends = Ends { parents: [it.from, it.to], names: [old, new], time_ns: it.time_ns };
         txn.directory(ends.parents[0])?;
         txn.directory(ends.parents[1])?;
@@ -305,16 +341,19 @@ pub(super) fn rename(job: &Arc<Job>, touch: &Touch, it: Rename<'_>) -> Result<()
         if let Some(target) = target {
             covered(touch, target.ino)?;
         }
-        orphan = match (it.how, target) {
+        left.orphan = match (how, target) {
             (NOREPLACE, Some(_)) => return Err(Errno::Exists),
             (EXCHANGE, None) => return Err(Errno::NoEntry),
             (EXCHANGE, Some(target)) => exchange(txn, &ends, source, target)?,
             (_, target) => replace(txn, &ends, source, target)?,
         };
-        Ok(Reply::default())
-    })?;
-    job.fs.linger(orphan);
-    Ok(())
+        let handle = match target {
+            Some(target) => left.keep(job, txn, target, it.how)?,
+            None => 0,
+        };
+        Ok(Reply::done(api::Renamed { ino: source.ino, replaced: target.map_or(0, |target| target.ino), handle }))
+    });
+    left.settle(job, result)
 }
 
 struct Ends<'a> {

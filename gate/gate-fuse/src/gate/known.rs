@@ -1,0 +1,115 @@
+//! What the gate knows without asking: what was said under leases ([`crate::memory`]), and extended attributes that are
+//! not there.
+
+use std::time::Instant;
+
+use vos_api::fs;
+use zerocopy::IntoBytes;
+
+use super::{Backend, Gate, GateError};
+use crate::backend::Done;
+use crate::complete::{Completer, FuseReply, touched_by};
+use crate::flight::Flight;
+use crate::kernel;
+use crate::memory::{Memory, Moment, Touched};
+use crate::request::{Body, Request};
+use crate::translate;
+
+/// As answers of the server have it that come with a lease.
+const LEASED: [u64; 4] = [0, 0, 0, fs::LEASE];
+
+impl<B: Backend> Gate<B> {
+    /// Answers what is known. `false`: the server has to be asked.
+    pub(super) fn answer_from_memory(&mut self, request: &Request<'_>) -> Result<bool, GateError> {
+        let (unique, ino) = (request.header.unique, request.header.nodeid);
+        match request.body {
+            Body::Lookup { name } => {
+                let Some(reply) = self.look_up_here(ino, name) else { return Ok(false) };
+                match reply {
+                    FuseReply::Bytes(bytes) => self.answer(unique, 0, &bytes)?,
+                    FuseReply::Errno(errno) => self.answer(unique, -errno, &[])?,
+                    FuseReply::Data { .. } => return Ok(false),
+                }
+            }
+            Body::Getattr if self.cache.is_leased(ino) => {
+                let Some(attr) = self.cache.memory.attr(ino).copied() else { return Ok(false) };
+                self.answer(unique, 0, crate::complete::attributes(&attr, true).as_bytes())?;
+            }
+            // What `ls`, `cp` and every write ask.
+            Body::Getxattr { name: b"security.capability", .. } if self.cache.is_capability_absent(ino) => {
+                self.answer(unique, -libc::ENODATA, &[])?;
+            }
+            Body::Getxattr { name, .. } if self.cache.is_bare(ino) && !translate::is_acl(name) => {
+                self.answer(unique, -libc::ENODATA, &[])?;
+            }
+            Body::Listxattr { size } if self.cache.is_bare(ino) => {
+                let none = kernel::GetxattrOut { size: 0, padding: 0 };
+                self.answer(unique, 0, if size == 0 { none.as_bytes() } else { &[] })?;
+            }
+            Body::Open(head) => return self.open_here(request, &head),
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// What a name leads to, under leases of its directory and of its inode.
+    fn look_up_here(&mut self, parent: u64, name: &[u8]) -> Option<FuseReply> {
+        if !self.cache.is_leased(parent) || matches!(name, b"." | b"..") {
+            return None;
+        }
+        let target = self.cache.memory.name(parent, name)?;
+        let attr = match target {
+            Some(ino) if self.cache.is_leased(ino) => Some(*self.cache.memory.attr(ino)?),
+            Some(_) => return None,
+            None => None,
+        };
+        let (cache, state, names) = (&mut self.cache, &mut self.state, &mut self.names);
+        let (asked, now) = (cache.memory.now(), Instant::now());
+        let mut completer = Completer { cache, state, names, name: Some(name), is_current: false, asked, now };
+        Some(match attr {
+            Some(attr) => FuseReply::Bytes(completer.entry(parent, Some(name), &attr, LEASED).as_bytes().to_vec()),
+            None => completer.absent(parent),
+        })
+    }
+
+    /// A change of ours is through. Answers since when what its answer says can be learnt.
+    pub(super) fn changed(&mut self, flight: &Flight, done: &Done<B::Data>) -> Moment {
+        if flight.touched == Touched::default() {
+            return flight.asked;
+        }
+        let also = if done.status == 0 { touched_by(flight.then, done.results) } else { Vec::new() };
+        if also.contains(&0) {
+            self.cache.memory.forget_all();
+        }
+        self.cache.memory.ends(&flight.touched, &also, flight.asked)
+    }
+}
+
+/// What a request changes, as far as it can be seen before.
+pub(super) fn touched(request: &Request<'_>, memory: &Memory) -> Touched {
+    let ino = request.header.nodeid;
+    let of = |inos: &[u64]| Touched { inos: inos.to_vec(), ..Touched::default() };
+    match request.body {
+        Body::Setattr(_) | Body::Write { .. } | Body::Fallocate(_) | Body::Setxattr { .. } | Body::Removexattr { .. } => {
+            of(&[ino])
+        }
+        Body::Open(head) if head.flags & libc::O_TRUNC as u32 != 0 => of(&[ino]),
+        Body::CopyFileRange(head) => of(&[head.nodeid_out]),
+        Body::Symlink { .. } | Body::Mknod { .. } | Body::Mkdir { .. } | Body::Create { .. } | Body::Ioctl { .. } => {
+            Touched { names: super::names_of(request), ..of(&[ino]) }
+        }
+        Body::Link { ino: target, .. } => Touched { names: super::names_of(request), ..of(&[ino, target]) },
+        Body::Unlink { .. } | Body::Rmdir { .. } | Body::Rename { .. } => {
+            let mut touched = Touched { names: super::names_of(request), ..Touched::default() };
+            for (parent, name) in &touched.names {
+                touched.inos.push(*parent);
+                match memory.name(*parent, name) {
+                    Some(target) => touched.inos.extend(target),
+                    None => touched.has_unknown = true,
+                }
+            }
+            touched
+        }
+        _ => Touched::default(),
+    }
+}

@@ -1,0 +1,260 @@
+//! What a gate answers under leases without the server, and that nobody can tell: opens, closes, attributes, names.
+
+mod common;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::{Mounted, World, in_private_mounts};
+use rustix::fs::{FlockOperation, flock, statvfs};
+
+/// Not a test: the gate process of the others.
+#[test]
+#[ignore = "started by the other tests as a process of its own"]
+fn gate_child() {
+    common::run_gate_child();
+}
+
+/// Not a test: starts and kills the gate processes.
+#[test]
+#[ignore = "started by the other tests as a process of its own"]
+fn launcher_child() {
+    common::run_launcher_child();
+}
+
+/// The kernel asks for names again after a second.
+const NAMES_EXPIRE: Duration = Duration::from_millis(1100);
+
+fn server(world: &mut World) -> &mut common::real::Real {
+    world.real.as_mut().expect("the real server")
+}
+
+/// Inodes that somebody claims.
+fn inodes(mounted: &Mounted) -> u64 {
+    let space = statvfs(&mounted.path).expect("statfs");
+    space.f_files - space.f_ffree
+}
+
+/// What is closed behind programs' backs takes its time.
+fn comes_to(what: &str, wanted: u64, mut look: impl FnMut() -> u64) {
+    let until = Instant::now() + Duration::from_secs(5);
+    let mut seen = look();
+    while seen != wanted && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+        seen = look();
+    }
+    assert_eq!(seen, wanted, "{what}");
+}
+
+fn read_open(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; 64];
+    let count = file.read_at(&mut bytes, 0).expect("read");
+    bytes.truncate(count);
+    bytes
+}
+
+/// Two looks and opens: whatever can be held is held then.
+fn hold(path: &Path) -> Vec<u8> {
+    fs::read(path).expect("read");
+    fs::metadata(path).expect("stat");
+    fs::read(path).expect("read")
+}
+
+/// A file that this node has open without the server's knowledge.
+fn open_untold(path: &Path) -> File {
+    hold(path);
+    File::open(path).expect("open")
+}
+
+#[test]
+fn what_is_held_is_opened_read_and_looked_up_while_the_server_is_away() {
+    in_private_mounts(|| {
+        let mut world = World::real();
+        let (one, two) = (world.mount("one"), world.mount("two"));
+        fs::create_dir(two.path.join("d")).expect("mkdir");
+        fs::write(two.path.join("d/a"), b"hello").expect("write");
+        let path = one.path.join("d/a");
+        assert_eq!(hold(&path), b"hello");
+        assert!(fs::metadata(one.path.join("d/none")).is_err());
+        server(&mut world).cut_server();
+        for round in 0..3 {
+            std::thread::sleep(NAMES_EXPIRE);
+            let mut file = File::open(&path).expect("open");
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes).expect("read");
+            assert_eq!((bytes.as_slice(), file.metadata().expect("stat").len()), (&b"hello"[..], 5), "round {round}");
+            assert!(!one.path.join("d/none").exists());
+        }
+        server(&mut world).replace_server();
+        // And what others do afterwards is seen.
+        fs::write(two.path.join("d/none"), b"here").expect("write");
+        fs::write(two.path.join("d/a"), b"other").expect("write");
+        assert_eq!(fs::read(one.path.join("d/none")).expect("read"), b"here");
+        assert_eq!(fs::read(&path).expect("read"), b"other");
+    });
+}
+
+#[test]
+fn file_that_another_node_removes_stays_until_it_is_closed() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let (one, two) = (world.mount("one"), world.mount("two"));
+        let before = inodes(&one);
+        for how in ["unlink", "rename", "told"] {
+            fs::write(two.path.join("a"), b"first").expect("write");
+            let path = one.path.join("a");
+            let files: Vec<File> = (0..3).map(|_| open_untold(&path)).collect();
+            match how {
+                "unlink" => fs::remove_file(two.path.join("a")).expect("unlink"),
+                "told" => {
+                    // The lease goes twice: what stands already still does.
+                    fs::write(two.path.join("a"), b"first").expect("write");
+                    hold(&path);
+                    fs::remove_file(two.path.join("a")).expect("unlink");
+                }
+                _ => {
+                    fs::write(two.path.join("b"), b"second").expect("write");
+                    fs::rename(two.path.join("b"), two.path.join("a")).expect("rename");
+                    assert_eq!(fs::read(&path).expect("read"), b"second");
+                    fs::remove_file(two.path.join("a")).expect("unlink");
+                }
+            }
+            for file in &files {
+                assert_eq!((read_open(file), file.metadata().expect("stat").nlink()), (b"first".to_vec(), 0), "{how}");
+            }
+            assert_eq!(inodes(&one), before + 1, "{how}");
+            drop(files);
+            comes_to(how, before, || inodes(&one));
+        }
+    });
+}
+
+#[test]
+fn file_that_its_own_node_removes_stays_until_it_is_closed_whatever_becomes_of_gate_and_server() {
+    in_private_mounts(|| {
+        let mut world = World::real();
+        let mut one = world.mount("one");
+        let before = inodes(&one);
+        for how in ["unlink", "rename", "gate", "server"] {
+            let path = one.path.join("a");
+            fs::write(&path, b"first").expect("write");
+            let file = open_untold(&path);
+            if how == "rename" {
+                fs::write(one.path.join("b"), b"second").expect("write");
+                fs::rename(one.path.join("b"), &path).expect("rename");
+            }
+            fs::remove_file(&path).expect("unlink");
+            let again = File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file))).expect("open");
+            match how {
+                "gate" => one.replace_gate(),
+                "server" => server(&mut world).replace_server(),
+                _ => {}
+            }
+            // Longer than what nobody claims lingers.
+            std::thread::sleep(Duration::from_millis(3500));
+            for file in [&file, &again] {
+                rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).expect("drop");
+                assert_eq!((read_open(file), file.metadata().expect("stat").nlink()), (b"first".to_vec(), 0), "{how}");
+            }
+            assert_eq!(inodes(&one), before + 1, "{how}");
+            drop((file, again));
+            comes_to(how, before, || inodes(&one));
+        }
+    });
+}
+
+#[test]
+fn what_is_open_is_told_by_the_next_gate_and_to_the_next_server() {
+    in_private_mounts(|| {
+        let mut world = World::real();
+        let (mut one, two) = (world.mount("one"), world.mount("two"));
+        let before = inodes(&one);
+        for how in ["gate", "server", "both"] {
+            fs::write(two.path.join("a"), b"first").expect("write");
+            let files: Vec<File> = (0..5).map(|_| open_untold(&one.path.join("a"))).collect();
+            if how != "server" {
+                one.replace_gate();
+            }
+            if how != "gate" {
+                server(&mut world).replace_server();
+            }
+            fs::remove_file(two.path.join("a")).expect("unlink");
+            std::thread::sleep(Duration::from_millis(3500));
+            for file in &files {
+                assert_eq!(read_open(file), b"first", "{how}");
+            }
+            drop(files);
+            comes_to(how, before, || inodes(&one));
+        }
+    });
+}
+
+#[test]
+fn locks_of_files_that_were_opened_without_a_word_keep_others_out_and_go_with_them() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let (one, two) = (world.mount("one"), world.mount("two"));
+        fs::write(two.path.join("a"), b"first").expect("write");
+        for round in 0..20 {
+            let (mine, other) = (open_untold(&one.path.join("a")), open_untold(&two.path.join("a")));
+            let waits = |file: &File| flock(file, FlockOperation::NonBlockingLockExclusive);
+            flock(&mine, FlockOperation::Unlock).expect("nothing to unlock");
+            waits(&mine).expect("free");
+            assert_eq!(waits(&other), Err(rustix::io::Errno::AGAIN), "round {round}");
+            let same = mine.try_clone().expect("the same open file");
+            drop(mine);
+            assert_eq!(waits(&other), Err(rustix::io::Errno::AGAIN), "round {round}");
+            drop(same);
+            comes_to("the lock goes with the file", 1, || u64::from(waits(&other).is_ok()));
+        }
+    });
+}
+
+#[test]
+fn names_attributes_and_sizes_are_those_of_now_whoever_changed_them() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let (one, two) = (world.mount("one"), world.mount("two"));
+        let (mine, other) = (one.path.join("a"), two.path.join("a"));
+        fs::write(&mine, b"0").expect("write");
+        for round in 1..200_u64 {
+            let (by, seen) = if round % 3 == 0 { (&other, &mine) } else { (&mine, &mine) };
+            fs::metadata(seen).expect("stat");
+            match round % 5 {
+                0 => OpenOptions::new().append(true).open(by).expect("open").write_all(b"x").expect("append"),
+                1 => fs::set_permissions(by, std::os::unix::fs::PermissionsExt::from_mode(0o600 + round as u32 % 64))
+                    .expect("chmod"),
+                2 => {
+                    let link = by.with_file_name(format!("l{round}"));
+                    fs::hard_link(by, &link).expect("link");
+                    assert_eq!(fs::metadata(seen).expect("stat").nlink(), 2);
+                    assert_eq!(fs::metadata(seen.with_file_name(format!("l{round}"))).expect("stat").nlink(), 2);
+                    fs::remove_file(&link).expect("unlink");
+                    assert!(!seen.with_file_name(format!("l{round}")).exists());
+                }
+                3 => {
+                    let new = by.with_file_name("new");
+                    fs::write(&new, round.to_string()).expect("write");
+                    fs::rename(&new, by).expect("rename");
+                    assert_eq!(fs::read(seen).expect("read"), round.to_string().as_bytes());
+                }
+                _ => {
+                    rustix::fs::setxattr(by, "user.round", &round.to_le_bytes(), rustix::fs::XattrFlags::empty())
+                        .expect("setxattr");
+                    let mut value = [0; 8];
+                    assert_eq!(rustix::fs::getxattr(seen, "user.round", &mut value), Ok(8));
+                    assert_eq!(u64::from_le_bytes(value), round);
+                }
+            }
+            let (a, b) = (fs::metadata(&mine).expect("stat"), fs::metadata(&other).expect("stat"));
+            let of = |about: &fs::Metadata| {
+                (about.ino(), about.nlink(), about.mode(), about.len(), about.mtime_nsec(), about.ctime_nsec())
+            };
+            assert_eq!(of(&a), of(&b), "round {round}");
+            assert_eq!(a.nlink(), 1);
+        }
+    });
+}
