@@ -53,6 +53,8 @@ etcd-server:the engine of the cluster whose nodes are lost
 fio:a client of disks over NBD
 nbdkit:serves an image over NBD, as we do
 qemu-utils:likewise (qemu-nbd)
+libfuse3-dev:has a file system that passes everything through, the peer of the file tree
+git:looks at many small files
 "
 
 docs_packages="

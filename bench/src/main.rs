@@ -11,6 +11,7 @@
 //! - [`containers`]: clusters, programs and results of what is measured in containers.
 //! - [`processes`]: what programs pay for one process table over nodes.
 //! - [`disks`]: what it costs that a disk survives the loss of its node, and disks over NBD.
+//! - [`trees`]: files whose servers are on another node.
 //! - [`figures`]: what a measurement gives, medians, ratios.
 //! - [`bars`]: what is to be reached.
 //! - [`table`]: how it is shown.
@@ -29,6 +30,7 @@ mod processes;
 mod role;
 mod run;
 mod table;
+mod trees;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -54,6 +56,7 @@ const EXAMPLES: &str = "Examples:
   dvs-bench proxy                                        two nodes on this machine, about three minutes; needs root
   dvs-bench proc                                         a cluster of three nodes on this machine, ten minutes; needs root
   dvs-bench disk                                         a cluster of three nodes on this machine, ten minutes; needs root
+  dvs-bench fs                                           a cluster of three nodes on this machine, five minutes; needs root
   dvs-bench ipc --only pipe,m3ipc-adaptive --placement free --pairs 1 --clients 1 --rounds 9
   dvs-bench ipc --section death
   dvs-bench ipc --json figures.json --check              for a machine to read; exit status 1 when a bar is not reached
@@ -70,6 +73,8 @@ enum Command {
     Proc(processes::Arguments),
     /// Files of a container whose disk has two copies, beside one with one copy and the machine's own file system.
     Disk(disks::Arguments),
+    /// Small files of a container whose servers are on another node, beside a FUSE pass-through.
+    Fs(trees::Arguments),
     /// What of it runs natively or in the container.
     #[command(hide = true, subcommand)]
     Program(containers::program::Program),
@@ -163,6 +168,7 @@ fn main() -> ExitCode {
         Command::Proxy(arguments) => proxy(&arguments),
         Command::Proc(arguments) => processes::run(&arguments),
         Command::Disk(arguments) => disks::run(&arguments),
+        Command::Fs(arguments) => trees::run(&arguments),
         Command::Program(program) => containers::program::run(&program).map(|()| ExitCode::SUCCESS),
         Command::Role(arguments) => role::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Link => Ok(nodes::link()),

@@ -3,12 +3,14 @@
 //! - [`testbed`]: a development cluster of this run alone.
 //! - [`program`]: what runs natively, and in a container.
 //! - [`files`]: the programs among them that write files.
+//! - [`tree`]: those that do what people do with many small files.
 //! - [`results`]: what was measured, what is to be reached, and how it is shown.
 
 mod files;
 pub mod program;
 pub mod results;
 pub mod testbed;
+pub mod tree;
 
 use std::fmt;
 use std::path::PathBuf;

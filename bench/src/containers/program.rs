@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, test_kill_
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use super::files;
+use super::{files, tree};
 use crate::Outcome;
 use crate::mechanism::{Caller, STOP, m3ipc};
 use crate::role::new_latencies;
@@ -68,6 +68,12 @@ pub enum Program {
     LongFile { file: PathBuf, bytes: u64 },
     /// Small files; so many a second.
     SmallFiles { directory: PathBuf, count: u32 },
+    /// Makes a repository of so many small files, and an archive of it.
+    PrepareTree { directory: PathBuf, count: u32 },
+    /// What people do with it.
+    Tree { directory: PathBuf, count: u32 },
+    /// Makes files once its input ends; milliseconds.
+    MakeFiles { directory: PathBuf, name: String, count: u32 },
     /// Writes until its input ends; milliseconds of the longest write.
     LongestPause { file: PathBuf },
     /// A server that takes its time to start, and answers every request of HTTP.
@@ -112,6 +118,9 @@ pub fn run(program: &Program) -> Outcome<()> {
         Program::DurableWrites { file, count } => tell(&files::durable_writes(file, *count)?),
         Program::LongFile { file, bytes } => tell(&files::long_file(file, *bytes)?),
         Program::SmallFiles { directory, count } => tell(&files::small_files(directory, *count)?),
+        Program::PrepareTree { directory, count } => tree::prepare(directory, *count),
+        Program::Tree { directory, count } => tell(&tree::measure(directory, *count)?),
+        Program::MakeFiles { directory, name, count } => tell(&tree::make_files(directory, name, *count)?),
         Program::LongestPause { file } => tell(&files::longest_pause(file)?),
         Program::Serve { port, after_ms } => serve(*port, Duration::from_millis(*after_ms)),
     }
