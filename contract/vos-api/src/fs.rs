@@ -67,12 +67,17 @@ pub struct Attr {
     pub uid: U32,
     pub gid: U32,
     pub rdev: U32,
-    /// [`BARE`].
+    /// [`BARE`], [`CONTENT`].
     pub marks: U32,
 }
 
 /// In [`Attr::marks`]: the inode has no extended attributes. Without it, it may have some.
 pub const BARE: u32 = 1;
+
+/// In [`Attr::marks`], of a listing: the file's bytes follow.
+pub const CONTENT: u32 = 2;
+/// Longer files are read by themselves.
+pub const CONTENT_BYTES_MAX: u64 = 16 << 10;
 
 /// What [`Setattr`] changes; `valid` tells which fields count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -194,7 +199,8 @@ operations! {
     FSYNC = 32: repeatable Fsync { ino: u64 } -> Empty [];
 
     /// Entries after `cookie` (0: from the start). Reply data: entries [`DirEntry`] + name, padded to 8 bytes, each
-    /// followed by an [`Attr`] when asked for. "." and ".." are not among them; their cookies, 1 and 2, are left to the
+    /// followed by an [`Attr`] when asked for, and that by the content, padded to 8, when asked for and [`CONTENT`] is
+    /// among its marks. "." and ".." are not among them; their cookies, 1 and 2, are left to the
     /// client. Other cookies are 3 to `i64::MAX`, never given twice in a directory.
     READDIR = 33: repeatable Readdir { ino: u64, cookie: u64, entries: Entries } -> Page [NoEntry, NotDirectory, Gone];
 
@@ -286,6 +292,8 @@ words! {
     enum Entries: u64 {
         Names = 0,
         WithAttributes = 1,
+        /// And the bytes of regular files up to [`CONTENT_BYTES_MAX`].
+        WithContents = 2,
     }
 
     /// Whether a lock that is not free is waited for.

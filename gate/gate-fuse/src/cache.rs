@@ -15,6 +15,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use crate::ahead::Ahead;
 use crate::memory::Memory;
 
 /// How long attributes are trusted under a lease. Recalls end it; this bounds what a mistake could cost.
@@ -64,6 +65,8 @@ pub struct Cache {
     leases: HashMap<u64, Lease>,
     /// What answers under leases said.
     pub memory: Memory,
+    /// Directories whose files are fetched ahead.
+    pub ahead: Ahead,
     /// In which directory an inode was found lately, the oldest in front.
     found: HashMap<u64, u64>,
     found_order: VecDeque<u64>,
@@ -89,7 +92,7 @@ impl Cache {
         let (leases, found) = (HashMap::new(), HashMap::new());
         let (locks, lockers) = (HashMap::new(), HashMap::new());
         let (found_order, recalled) = (VecDeque::new(), HashMap::new());
-        Cache { leases, memory: Memory::default(), found, found_order, recalled, locks, lockers, locks_known }
+        Cache { leases, memory: Memory::default(), ahead: Ahead::default(), found, found_order, recalled, locks, lockers, locks_known }
     }
 
     pub fn granted(&mut self, ino: u64) {
@@ -115,6 +118,7 @@ impl Cache {
     pub fn recalled(&mut self, ino: u64, now: Instant) -> Option<u64> {
         self.leases.remove(&ino);
         self.memory.forget(ino);
+        self.ahead.forget(ino);
         if self.recalled.len() >= RECALLED_MAX {
             self.recalled.retain(|_, at| now < *at + CONTESTED);
         }
@@ -147,6 +151,11 @@ impl Cache {
         {
             self.found.remove(&oldest);
         }
+    }
+
+    /// In which directory an inode was found lately.
+    pub fn directory_of(&self, ino: u64) -> Option<u64> {
+        self.found.get(&ino).copied()
     }
 
     pub fn is_leased(&self, ino: u64) -> bool {
@@ -257,6 +266,7 @@ impl Cache {
     pub fn lost(&mut self) {
         self.leases.clear();
         self.memory.forget_all();
+        self.ahead.forget_all();
     }
 }
 

@@ -319,6 +319,31 @@ impl Completer<'_> {
         leased
     }
 
+    /// A page of a directory that the kernel did not ask for. Answers where it ends, and how many contents it has; `None`
+    /// when nothing can be learnt of it.
+    pub fn learn_page<D: ReplyData>(&mut self, directory: u64, done: &Done<D>) -> Option<(u64, u32)> {
+        if done.status != 0 || !self.lease(directory, done.results) {
+            return None;
+        }
+        let listing = done.data.to_vec();
+        let (mut rest, mut last, mut contents) = (listing.as_slice(), 0, 0);
+        while !rest.is_empty() {
+            let listed = next_entry(rest, Plus::WithAttributes)?;
+            let attr = listed.attr.filter(is_sensible)?;
+            let ino = attr.ino.get();
+            if self.lease_of(ino, &attr, done.results) {
+                self.cache.memory.learn_name(directory, listed.name, Some(ino), self.asked);
+                if let Some(content) = listed.content {
+                    self.cache.memory.learn_content(ino, content, self.asked);
+                    self.cache.found(ino, directory);
+                    contents += 1;
+                }
+            }
+            (rest, last) = (listed.rest, listed.entry.cookie.get());
+        }
+        Some((last, contents))
+    }
+
     /// The kernel's form of a listing: as many whole entries as fit.
     fn directory<D: ReplyData>(&mut self, ino: u64, done: &Done<D>, page: Page) -> Option<Vec<u8>> {
         let listing = done.data.to_vec();
@@ -333,7 +358,7 @@ impl Completer<'_> {
             }
         }
         while !rest.is_empty() {
-            let (entry, name, attr, after) = next_entry(rest, page.plus)?;
+            let Listed { entry, name, attr, rest: after, .. } = next_entry(rest, page.plus)?;
             let head = kernel::Dirent {
                 ino: entry.ino.get(),
                 off: entry.cookie.get(),
@@ -393,9 +418,15 @@ fn push_entry(out: &mut Vec<u8>, plus: Option<&kernel::EntryOut>, head: &kernel:
     out.resize(out.len().next_multiple_of(8), 0);
 }
 
-type NextEntry<'a> = (fs::DirEntry, &'a [u8], Option<fs::Attr>, &'a [u8]);
+struct Listed<'a> {
+    entry: fs::DirEntry,
+    name: &'a [u8],
+    attr: Option<fs::Attr>,
+    content: Option<&'a [u8]>,
+    rest: &'a [u8],
+}
 
-fn next_entry(bytes: &[u8], plus: Plus) -> Option<NextEntry<'_>> {
+fn next_entry(bytes: &[u8], plus: Plus) -> Option<Listed<'_>> {
     let (entry, rest) = fs::DirEntry::read_from_prefix(bytes).ok()?;
     let name_bytes = entry.name_bytes.get() as usize;
     if name_bytes == 0 || name_bytes > fs::NAME_BYTES_MAX {
@@ -404,13 +435,22 @@ fn next_entry(bytes: &[u8], plus: Plus) -> Option<NextEntry<'_>> {
     let name = rest.get(..name_bytes)?;
     let rest = rest.get(name_bytes.next_multiple_of(8)..)?;
     match plus {
-        Plus::Names => Some((entry, name, None, rest)),
+        Plus::Names => Some(Listed { entry, name, attr: None, content: None, rest }),
         Plus::WithAttributes => {
-            let (attr, rest) = fs::Attr::read_from_prefix(rest).ok()?;
-            Some((entry, name, Some(attr), rest))
+            let (mut attr, mut rest) = fs::Attr::read_from_prefix(rest).ok()?;
+            let mut content = None;
+            if attr.marks.get() & fs::CONTENT != 0 {
+                let bytes = usize::try_from(attr.bytes.get()).ok().filter(|bytes| *bytes <= CONTENT_BYTES_MAX)?;
+                content = Some(rest.get(..bytes)?);
+                rest = rest.get(bytes.next_multiple_of(8)..)?;
+                attr.marks = (attr.marks.get() & !fs::CONTENT).into();
+            }
+            Some(Listed { entry, name, attr: Some(attr), content, rest })
         }
     }
 }
+
+const CONTENT_BYTES_MAX: usize = fs::CONTENT_BYTES_MAX as usize;
 
 pub fn attributes(attr: &fs::Attr, leased: bool) -> kernel::AttrOut {
     let (attr_valid, attr_valid_nsec) = if leased { split(ATTR_TIMEOUT) } else { (0, 0) };
@@ -430,13 +470,16 @@ pub fn attr_of(data: &impl ReplyData) -> Option<fs::Attr> {
     if !data.copy_to(&mut bytes) {
         return None;
     }
-    let attr = fs::Attr::read_from_bytes(&bytes).ok()?;
-    // Without a number or a type the kernel would mark the inode bad for good.
+    fs::Attr::read_from_bytes(&bytes).ok().filter(is_sensible)
+}
+
+/// Without a number or a type the kernel would mark the inode bad for good.
+fn is_sensible(attr: &fs::Attr) -> bool {
     let is_file = matches!(
         attr.mode.get() & libc::S_IFMT,
         libc::S_IFREG | libc::S_IFDIR | libc::S_IFLNK | libc::S_IFIFO | libc::S_IFSOCK | libc::S_IFCHR | libc::S_IFBLK
     );
-    (attr.ino.get() != 0 && is_file).then_some(attr)
+    attr.ino.get() != 0 && is_file
 }
 
 pub fn kernel_attr(attr: &fs::Attr) -> kernel::Attr {

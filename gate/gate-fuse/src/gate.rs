@@ -10,8 +10,9 @@
 //! then answer; answer, then the journal's slot is free.
 //!
 //! Not here: what requests mean ([`crate::translate`], [`crate::complete`]), dropping caches ([`crate::notify`]), what
-//! is answered without the server ([`known`], [`opens`]), programs that do not want to wait any more ([`interrupt`]).
+//! is answered without the server ([`known`], [`opens`]), what is fetched ahead ([`ahead`]), programs that do not want to wait any more ([`interrupt`]).
 
+mod ahead;
 mod interrupt;
 mod known;
 mod opens;
@@ -156,6 +157,8 @@ pub struct Gate<B: Backend> {
     looks: Looks,
     /// When the loop last turned.
     turned: Instant,
+    /// Pages of directories that were asked for ahead.
+    pages: Vec<ahead::Page>,
     /// Inodes of which the server has to be told that they are open before it is asked anything else.
     owed: Vec<u64>,
     leftovers: interrupt::Leftovers,
@@ -195,6 +198,7 @@ impl<B: Backend> Gate<B> {
             buffer: resident(BUFFER_BYTES),
             looks: Looks::default(),
             turned: Instant::now(),
+            pages: Vec::new(),
             owed: Vec::new(),
             leftovers: interrupt::Leftovers::default(),
             deaths: interrupt::Deaths::default(),
@@ -584,6 +588,9 @@ impl<B: Backend> Gate<B> {
         if let Some(flight) = self.flights.remove(done.token) {
             return self.complete_request(flight, done);
         }
+        if self.page_came(done) {
+            return Ok(());
+        }
         self.reopened(done)
     }
 
@@ -615,6 +622,7 @@ impl<B: Backend> Gate<B> {
         if let After::Stands { ino, handle } = after {
             self.stands(ino, handle);
         }
+        self.note_asked(&flight, done);
         if after == After::Next {
             if let Some(bytes) = flight.request {
                 self.held.push_front(Held { bytes, step: flight.step + 1 });
@@ -702,6 +710,7 @@ impl<B: Backend> Gate<B> {
         self.counters.sessions_lost += 1;
         let flights = self.flights.drain();
         self.cache.memory.reset();
+        self.pages.clear();
         tracing::warn!(in_flight = flights.len(), ?loss, "the fs server does not take this gate's session any more");
         let can_resend = self.can_resend();
         for flight in &flights {

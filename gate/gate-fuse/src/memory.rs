@@ -5,6 +5,9 @@
 //! they are counted: nothing is learnt of an inode from an answer that a change of ours was under way beside, because
 //! nobody knows which of the two the server did first.
 //!
+//! Contents of small files are remembered from when they were fetched beside others ([`crate::gate`]) until they are
+//! read: then the kernel has them.
+//!
 //! Pure. Whether a lease stands is the caller's to ask ([`crate::cache`]).
 
 use std::collections::HashMap;
@@ -15,6 +18,8 @@ use vos_api::fs::Attr;
 const ATTRS_MAX: usize = 1 << 17;
 /// The same of names, of all directories together.
 const NAMES_MAX: usize = 1 << 17;
+/// Bytes of contents.
+const CONTENTS_MAX: usize = 8 << 20;
 /// Inodes of which it is remembered when they were changed last.
 const CHANGED_MAX: usize = 1 << 13;
 
@@ -37,6 +42,8 @@ pub struct Memory {
     /// By directory; `None`: there is no such name.
     names: HashMap<u64, HashMap<Vec<u8>, Option<u64>>>,
     names_count: usize,
+    contents: HashMap<u64, Vec<u8>>,
+    contents_bytes: usize,
     /// Inodes with changes of ours under way.
     changing: HashMap<u64, usize>,
     changing_unknown: usize,
@@ -55,7 +62,7 @@ impl Memory {
     pub fn begins(&mut self, touched: &Touched) {
         for ino in &touched.inos {
             *self.changing.entry(*ino).or_default() += 1;
-            self.attrs.remove(ino);
+            self.forget_inode(*ino);
         }
         self.changing_unknown += usize::from(touched.has_unknown);
         self.forget_names(&touched.names);
@@ -81,7 +88,7 @@ impl Memory {
         }
         for ino in touched.inos.iter().chain(also) {
             self.changed.insert(*ino, self.now);
-            self.attrs.remove(ino);
+            self.forget_inode(*ino);
         }
         self.forget_names(&touched.names);
         if is_alone { self.now } else { asked }
@@ -117,6 +124,29 @@ impl Memory {
         }
     }
 
+    /// The same of all bytes of a file.
+    pub fn learn_content(&mut self, ino: u64, content: &[u8], asked: Moment) {
+        if self.changing_unknown > 0 || !self.is_quiet_since(ino, asked) {
+            return;
+        }
+        if self.contents_bytes + content.len() > CONTENTS_MAX {
+            self.contents.clear();
+            self.contents_bytes = 0;
+        }
+        self.contents_bytes += content.len();
+        if let Some(old) = self.contents.insert(ino, content.to_vec()) {
+            self.contents_bytes -= old.len();
+        }
+    }
+
+    pub fn content(&self, ino: u64) -> Option<&[u8]> {
+        self.contents.get(&ino).map(Vec::as_slice)
+    }
+
+    pub fn forget_content(&mut self, ino: u64) {
+        self.contents_bytes -= self.contents.remove(&ino).map_or(0, |content| content.len());
+    }
+
     pub fn attr(&self, ino: u64) -> Option<&Attr> {
         self.attrs.get(&ino)
     }
@@ -128,7 +158,7 @@ impl Memory {
 
     /// The lease goes.
     pub fn forget(&mut self, ino: u64) {
-        self.attrs.remove(&ino);
+        self.forget_inode(ino);
         self.names_count -= self.names.remove(&ino).map_or(0, |names| names.len());
     }
 
@@ -137,6 +167,8 @@ impl Memory {
         self.attrs.clear();
         self.names.clear();
         self.names_count = 0;
+        self.contents.clear();
+        self.contents_bytes = 0;
     }
 
     /// The same, and nothing is under way any more.
@@ -152,6 +184,11 @@ impl Memory {
         !self.changing.contains_key(&ino)
             && asked >= self.floor
             && self.changed.get(&ino).is_none_or(|changed| *changed <= asked)
+    }
+
+    fn forget_inode(&mut self, ino: u64) {
+        self.attrs.remove(&ino);
+        self.forget_content(ino);
     }
 
     fn forget_names(&mut self, names: &[(u64, Vec<u8>)]) {
@@ -255,7 +292,11 @@ mod tests {
         for number in 0..3 * NAMES_MAX as u64 {
             memory.learn(number, &attr(1), memory.now());
             memory.learn_name(number % 3, &number.to_le_bytes(), None, memory.now());
+            memory.learn_content(number % 5000, &[7; 4096], memory.now());
         }
         assert!(memory.attrs.len() <= ATTRS_MAX && memory.names_count <= NAMES_MAX);
+        assert!(memory.contents_bytes <= CONTENTS_MAX && memory.contents_bytes == 4096 * memory.contents.len());
+        memory.begins(&change(4999));
+        assert_eq!(memory.content(4999), None);
     }
 }

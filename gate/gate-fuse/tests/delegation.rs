@@ -258,3 +258,44 @@ fn names_attributes_and_sizes_are_those_of_now_whoever_changed_them() {
         }
     });
 }
+
+#[test]
+fn small_files_come_ahead_of_whoever_reads_some_and_are_those_of_now() {
+    in_private_mounts(|| {
+        let mut world = World::real();
+        let (one, two) = (world.mount("one"), world.mount("two"));
+        let write = |mounted: &Mounted, number: u32, generation: u32| {
+            let bytes = format!("{number} {generation} ").repeat(1 + number as usize * 7);
+            fs::write(mounted.path.join(format!("d/f{number}")), &bytes).expect("write");
+            bytes
+        };
+        fs::create_dir(two.path.join("d")).expect("mkdir");
+        for round in 0..3 {
+            let mut written: Vec<String> = (0..40).map(|number| write(&two, number, round)).collect();
+            let read = |number: u32| fs::read_to_string(one.path.join(format!("d/f{number}"))).expect("read");
+            // Whoever looks on soon sees what changes meanwhile, by whomever.
+            for number in 0..6 {
+                assert_eq!(read(number), written[number as usize], "round {round}");
+            }
+            for (by, number) in [(&two, 20), (&one, 21), (&two, 22)] {
+                written[number as usize] = write(by, number, round + 100);
+            }
+            fs::remove_file(two.path.join("d/f23")).expect("unlink");
+            fs::rename(two.path.join("d/f24"), two.path.join("d/f25")).expect("rename");
+            assert!(!one.path.join("d/f23").exists() && !one.path.join("d/f24").exists());
+            assert_eq!(read(25), written[24], "round {round}");
+            for number in (6..40).filter(|number| !(23..26).contains(number)) {
+                assert_eq!(read(number), written[number as usize], "round {round}");
+            }
+        }
+        // In a directory where nobody is at work they come all at once.
+        fs::create_dir(two.path.join("e")).expect("mkdir");
+        (0..40).for_each(|number| fs::write(two.path.join(format!("e/f{number}")), [number; 3000]).expect("write"));
+        let read = |number: u8| fs::read(one.path.join(format!("e/f{number}"))).expect("read");
+        assert!((0..5).all(|number| read(number) == [number; 3000]));
+        std::thread::sleep(Duration::from_millis(500));
+        server(&mut world).cut_server();
+        assert!((5..40).all(|number| read(number) == [number; 3000]));
+        server(&mut world).replace_server();
+    });
+}

@@ -47,6 +47,9 @@ impl<B: Backend> Gate<B> {
                 self.answer(unique, 0, if size == 0 { none.as_bytes() } else { &[] })?;
             }
             Body::Open(head) => return self.open_here(request, &head),
+            Body::Read(head) if self.cache.is_leased(ino) && !self.state.is_writable(ino) => {
+                return self.read_here(unique, ino, &head);
+            }
             _ => return Ok(false),
         }
         Ok(true)
@@ -70,6 +73,22 @@ impl<B: Backend> Gate<B> {
             Some(attr) => FuseReply::Bytes(completer.entry(parent, Some(name), &attr, LEASED).as_bytes().to_vec()),
             None => completer.absent(parent),
         })
+    }
+
+    /// Bytes that were fetched ahead. The kernel has them then.
+    fn read_here(&mut self, unique: u64, ino: u64, head: &kernel::ReadIn) -> Result<bool, GateError> {
+        let Some(content) = self.cache.memory.content(ino) else { return Ok(false) };
+        let from = usize::try_from(head.offset).unwrap_or(usize::MAX).min(content.len());
+        let to = from.saturating_add(head.size as usize).min(content.len());
+        let bytes = content.get(from..to).unwrap_or_default().to_vec();
+        let is_all = bytes.len() == content.len();
+        self.cache.read_with_others(ino);
+        self.answer(unique, 0, &bytes)?;
+        if is_all {
+            self.cache.memory.forget_content(ino);
+        }
+        self.note_used(ino);
+        Ok(true)
     }
 
     /// A change of ours is through. Answers since when what its answer says can be learnt.

@@ -2,6 +2,8 @@
 //! goes on after a cookie sees every entry that was there all the time exactly once. "." and ".." are not among them;
 //! cookies 1 and 2 are left for a gate that adds them.
 
+use std::sync::Arc;
+
 use vos_api::fs::{self as api, Entries, Readdir};
 use zerocopy::IntoBytes;
 
@@ -14,8 +16,7 @@ use crate::store::From;
 /// Entries looked at in one scan.
 const SCAN_ENTRIES: usize = 256;
 
-pub(super) fn readdir(fs: &Fs, call: &Call, Readdir { ino, cookie, entries }: Readdir) -> Result<Reply, Errno> {
-    let wants_attr = entries == Entries::WithAttributes;
+pub(super) fn readdir(fs: &Arc<Fs>, call: &Call, Readdir { ino, cookie, entries }: Readdir) -> Result<Reply, Errno> {
     fs.leases.register(call.session, ino);
     let directory = fs.read_inode(ino)?;
     if !directory.is_dir() {
@@ -33,7 +34,7 @@ pub(super) fn readdir(fs: &Fs, call: &Call, Readdir { ino, cookie, entries }: Re
         for (key, value) in &found {
             let cookie = number_of(key, 1).ok_or(Errno::Io)?;
             let entry = CookieEntry::decode(value)?;
-            if !page.add(fs, call, cookie, &entry, wants_attr)? {
+            if !page.add(fs, call, cookie, &entry, entries)? {
                 return page.reply(false);
             }
         }
@@ -55,21 +56,41 @@ struct Page {
 
 impl Page {
     /// `false` when the entry does not fit.
-    fn add(&mut self, fs: &Fs, call: &Call, cookie: u64, entry: &CookieEntry, wants_attr: bool) -> Result<bool, Errno> {
+    fn add(
+        &mut self,
+        fs: &Arc<Fs>,
+        call: &Call,
+        cookie: u64,
+        entry: &CookieEntry,
+        entries: Entries,
+    ) -> Result<bool, Errno> {
         let head = size_of::<api::DirEntry>() + entry.name.len().next_multiple_of(8);
-        let whole = head + if wants_attr { size_of::<api::Attr>() } else { 0 };
+        let whole = head + if entries == Entries::Names { 0 } else { size_of::<api::Attr>() };
         if self.data.len() + whole > call.capacity {
             return Ok(false);
         }
-        let mut attr = None;
-        if wants_attr {
+        let (mut attr, mut content) = (None, Vec::new());
+        if entries != Entries::Names {
             fs.leases.register(call.session, entry.ino);
-            attr = match fs.read_inode(entry.ino) {
-                Ok(inode) => Some(inode.attr(entry.ino, fs.marks(entry.ino)?)),
+            let inode = match fs.read_inode(entry.ino) {
+                Ok(inode) => inode,
                 // Removed since the scan.
                 Err(Errno::Gone) => return Ok(true),
                 Err(errno) => return Err(errno),
             };
+            let mut marks = fs.marks(entry.ino)?;
+            if entries == Entries::WithContents && inode.is_file() && inode.bytes <= api::CONTENT_BYTES_MAX {
+                content.resize(inode.bytes as usize, 0);
+                if self.data.len() + whole + content.len().next_multiple_of(8) > call.capacity {
+                    return Ok(false);
+                }
+                // What a change of its own session removes or cuts meanwhile, or cannot be read, is read by itself.
+                match fs.read_range(entry.ino, 0, &mut content) {
+                    Ok(bytes) if bytes == content.len() => marks |= api::CONTENT,
+                    _ => content.clear(),
+                }
+            }
+            attr = Some(inode.attr(entry.ino, marks));
             self.lease.push(entry.ino);
         }
         let record = api::DirEntry {
@@ -82,6 +103,8 @@ impl Page {
         self.data.extend_from_slice(&entry.name);
         self.data.resize(self.data.len().next_multiple_of(8), 0);
         self.data.extend_from_slice(attr.as_ref().map_or(&[], |attr| attr.as_bytes()));
+        self.data.extend_from_slice(&content);
+        self.data.resize(self.data.len().next_multiple_of(8), 0);
         self.entries += 1;
         Ok(true)
     }
