@@ -355,11 +355,14 @@ impl Results {
     }
 
     pub fn bars(&self, part: Part) -> Vec<Reached> {
-        let ratios = RATIOS.iter().chain(&OF_TREES).filter(|bar| bar.1.part() == part).map(|(what, subject, theirs, times)| Reached {
-            what,
-            goal: Goal::AtLeast { times: *times, theirs: theirs.name().to_owned() },
-            measured: self.ratio(*subject, Manner::Container, *theirs),
-        });
+        let ratios =
+            RATIOS.iter().chain(&OF_TREES).filter(|bar| bar.1.part() == part).map(|(what, subject, theirs, times)| {
+                Reached {
+                    what,
+                    goal: Goal::AtLeast { times: *times, theirs: theirs.name().to_owned() },
+                    measured: self.ratio(*subject, Manner::Container, *theirs),
+                }
+            });
         let limits = LIMITS.iter().filter(|bar| bar.1.part() == part).map(|(what, subject, of, limit)| {
             let measured = Spread::of(self.of((*subject, Manner::Container)).into_values().collect());
             let counts = |spread: Spread| match of {

@@ -123,7 +123,8 @@ impl PassThrough {
         if !compiled.success() {
             return Err(format!("{EXAMPLE} cannot be compiled ({compiled})").into());
         }
-        let options = format!("source={},timeout=1,cache=always,flock,xattr,allow_other,default_permissions", source.display());
+        let options =
+            format!("source={},timeout=1,cache=always,flock,xattr,allow_other,default_permissions", source.display());
         let server = Command::new(&binary).args(["-f", "-o", &options]).arg(&point).stdin(Stdio::null()).spawn()?;
         let at = point.clone();
         let at_signal = clean_up_by(move || _ = unmount(at.as_path(), UnmountFlags::DETACH))?;

@@ -44,7 +44,8 @@ impl Directory {
 }
 
 impl Ahead {
-    /// Something of `directory` was asked of the server. Answers after which entry a page is to be asked for, if one is.
+    /// Something of `directory` was asked of the server. Answers after which entry a page is to be asked for, if one
+    /// is.
     pub fn asked(&mut self, directory: u64) -> Option<u64> {
         if !self.directories.contains_key(&directory) {
             if self.order.len() >= DIRECTORIES_MAX

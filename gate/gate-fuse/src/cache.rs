@@ -92,7 +92,17 @@ impl Cache {
         let (leases, found) = (HashMap::new(), HashMap::new());
         let (locks, lockers) = (HashMap::new(), HashMap::new());
         let (found_order, recalled) = (VecDeque::new(), HashMap::new());
-        Cache { leases, memory: Memory::default(), ahead: Ahead::default(), found, found_order, recalled, locks, lockers, locks_known }
+        Cache {
+            leases,
+            memory: Memory::default(),
+            ahead: Ahead::default(),
+            found,
+            found_order,
+            recalled,
+            locks,
+            lockers,
+            locks_known,
+        }
     }
 
     pub fn granted(&mut self, ino: u64) {

@@ -152,7 +152,12 @@ impl Completer<'_> {
             }
             Then::Lookup | Then::Entry => {
                 let attr = attr_of(&done.data)?;
-                bytes(&self.entry(ino, self.name, &attr, results))
+                let entry = self.entry(ino, self.name, &attr, results);
+                let made = attr.ino.get();
+                if then == Then::Entry && self.cache.is_leased(made) && kind_of(&attr) == libc::S_IFDIR {
+                    self.cache.memory.learn_empty(made, self.asked);
+                }
+                bytes(&entry)
             }
             Then::Attr => {
                 let attr = attr_of(&done.data)?;
@@ -319,14 +324,14 @@ impl Completer<'_> {
         leased
     }
 
-    /// A page of a directory that the kernel did not ask for. Answers where it ends, and how many contents it has; `None`
-    /// when nothing can be learnt of it.
-    pub fn learn_page<D: ReplyData>(&mut self, directory: u64, done: &Done<D>) -> Option<(u64, u32)> {
+    /// A page of a directory that the kernel did not ask for. Answers where it ends, and how many contents it has;
+    /// `None` when nothing can be learnt of it.
+    pub fn learn_page<D: ReplyData>(&mut self, directory: u64, from: u64, done: &Done<D>) -> Option<(u64, u32)> {
         if done.status != 0 || !self.lease(directory, done.results) {
             return None;
         }
         let listing = done.data.to_vec();
-        let (mut rest, mut last, mut contents) = (listing.as_slice(), 0, 0);
+        let (mut rest, mut last, mut contents) = (listing.as_slice(), from, 0);
         while !rest.is_empty() {
             let listed = next_entry(rest, Plus::WithAttributes)?;
             let attr = listed.attr.filter(is_sensible)?;
@@ -341,6 +346,8 @@ impl Completer<'_> {
             }
             (rest, last) = (listed.rest, listed.entry.cookie.get());
         }
+        let is_end = fs::Page::from(done.results).is_end == 1;
+        self.cache.memory.read_page(directory, (from, last), is_end, self.asked);
         Some((last, contents))
     }
 
@@ -473,10 +480,14 @@ pub fn attr_of(data: &impl ReplyData) -> Option<fs::Attr> {
     fs::Attr::read_from_bytes(&bytes).ok().filter(is_sensible)
 }
 
+fn kind_of(attr: &fs::Attr) -> u32 {
+    attr.mode.get() & libc::S_IFMT
+}
+
 /// Without a number or a type the kernel would mark the inode bad for good.
 fn is_sensible(attr: &fs::Attr) -> bool {
     let is_file = matches!(
-        attr.mode.get() & libc::S_IFMT,
+        kind_of(attr),
         libc::S_IFREG | libc::S_IFDIR | libc::S_IFLNK | libc::S_IFIFO | libc::S_IFSOCK | libc::S_IFCHR | libc::S_IFBLK
     );
     attr.ino.get() != 0 && is_file

@@ -78,7 +78,9 @@ impl Flight {
     /// Whether a name goes of which the server does not know that we may have opened what it leads to.
     fn is_blind(&self) -> bool {
         match self.then {
-            Then::Removed { says_delegated } | Then::Renamed { says_delegated } => !says_delegated || self.is_repeated,
+            Then::Removed { says_delegated } | Then::Renamed { says_delegated, .. } => {
+                !says_delegated || self.is_repeated
+            }
             _ => false,
         }
     }

@@ -10,7 +10,8 @@
 //! then answer; answer, then the journal's slot is free.
 //!
 //! Not here: what requests mean ([`crate::translate`], [`crate::complete`]), dropping caches ([`crate::notify`]), what
-//! is answered without the server ([`known`], [`opens`]), what is fetched ahead ([`ahead`]), programs that do not want to wait any more ([`interrupt`]).
+//! is answered without the server ([`known`], [`opens`]), what is fetched ahead ([`ahead`]), programs that do not want
+//! to wait any more ([`interrupt`]).
 
 mod ahead;
 mod interrupt;
@@ -622,6 +623,7 @@ impl<B: Backend> Gate<B> {
         if let After::Stands { ino, handle } = after {
             self.stands(ino, handle);
         }
+        self.learnt(&flight, done, asked);
         self.note_asked(&flight, done);
         if after == After::Next {
             if let Some(bytes) = flight.request {

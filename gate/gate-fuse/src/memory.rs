@@ -5,6 +5,9 @@
 //! they are counted: nothing is learnt of an inode from an answer that a change of ours was under way beside, because
 //! nobody knows which of the two the server did first.
 //!
+//! Of a directory that was made here, or read from its beginning to its end, every name is known, and with it that
+//! there are no others ([`Directory::is_whole`]).
+//!
 //! Contents of small files are remembered from when they were fetched beside others ([`crate::gate`]) until they are
 //! read: then the kernel has them.
 //!
@@ -39,8 +42,7 @@ pub struct Touched {
 #[derive(Default)]
 pub struct Memory {
     attrs: HashMap<u64, Attr>,
-    /// By directory; `None`: there is no such name.
-    names: HashMap<u64, HashMap<Vec<u8>, Option<u64>>>,
+    directories: HashMap<u64, Directory>,
     names_count: usize,
     contents: HashMap<u64, Vec<u8>>,
     contents_bytes: usize,
@@ -51,6 +53,16 @@ pub struct Memory {
     changed: HashMap<u64, Moment>,
     /// Before this moment anything may have been changed.
     floor: Moment,
+}
+
+#[derive(Default)]
+struct Directory {
+    /// `None`: there is no such name.
+    names: HashMap<Vec<u8>, Option<u64>>,
+    /// There are no others.
+    is_whole: bool,
+    /// It is being read: after which entry the next page begins, and when the first was asked for.
+    reading: Option<(u64, Moment)>,
 }
 
 impl Memory {
@@ -81,17 +93,19 @@ impl Memory {
             }
         }
         let is_alone = touched.inos.iter().chain(also).all(|ino| self.is_quiet_since(*ino, asked));
-        self.now.0 += 1;
-        if self.changed.len() + touched.inos.len() + also.len() > CHANGED_MAX {
-            self.changed.clear();
-            self.floor = self.now;
-        }
-        for ino in touched.inos.iter().chain(also) {
-            self.changed.insert(*ino, self.now);
-            self.forget_inode(*ino);
-        }
+        let inos = || touched.inos.iter().chain(also).copied();
+        self.pass(inos());
+        inos().for_each(|ino| self.forget_inode(ino));
         self.forget_names(&touched.names);
-        if is_alone { self.now } else { asked }
+        if is_alone {
+            return self.now;
+        }
+        for (parent, _) in &touched.names {
+            if let Some(directory) = self.directories.get_mut(parent) {
+                directory.is_whole = false;
+            }
+        }
+        asked
     }
 
     /// Attributes that came under a lease, with an answer to what was asked at `asked`.
@@ -111,15 +125,48 @@ impl Memory {
             return;
         }
         if self.names_count >= NAMES_MAX {
-            self.names.clear();
+            self.directories.clear();
             self.names_count = 0;
         }
-        let names = self.names.entry(parent).or_default();
+        let names = &mut self.directories.entry(parent).or_default().names;
         match names.get_mut(name) {
             Some(known) => *known = ino,
             None => {
                 names.insert(name.to_vec(), ino);
                 self.names_count += 1;
+            }
+        }
+    }
+
+    /// A directory of which every name is known: one that was made, and is empty.
+    pub fn learn_empty(&mut self, ino: u64, asked: Moment) {
+        if self.is_quiet_since(ino, asked) {
+            self.directories.entry(ino).or_default().is_whole = true;
+        }
+    }
+
+    /// The names of a page of a directory were learnt: those after entry `from` up to `last`.
+    pub fn read_page(&mut self, ino: u64, (from, last): (u64, u64), is_end: bool, asked: Moment) {
+        let directory = self.directories.entry(ino).or_default();
+        let first = match directory.reading.take() {
+            _ if from == 0 => asked,
+            Some((next, first)) if next == from => first,
+            _ => return,
+        };
+        if !is_end {
+            directory.reading = Some((last, first));
+        } else if self.is_quiet_since(ino, first)
+            && let Some(directory) = self.directories.get_mut(&ino)
+        {
+            directory.is_whole = true;
+        }
+    }
+
+    /// A change of a name is through. What it left may not be known.
+    pub fn check_names(&mut self, names: &[(u64, Vec<u8>)], is_gone: bool) {
+        for (parent, name) in names {
+            if let Some(directory) = self.directories.get_mut(parent) {
+                directory.is_whole &= is_gone || directory.names.contains_key(name);
             }
         }
     }
@@ -153,19 +200,27 @@ impl Memory {
 
     /// Where a name leads, as far as that is known.
     pub fn name(&self, parent: u64, name: &[u8]) -> Option<Option<u64>> {
-        self.names.get(&parent)?.get(name).copied()
+        let directory = self.directories.get(&parent)?;
+        let known = directory.names.get(name).copied();
+        // While a name changes nobody knows whether it is there.
+        let is_none = || (directory.is_whole && !self.changing.contains_key(&parent)).then_some(None);
+        known.or_else(is_none)
     }
 
-    /// The lease goes.
+    /// The lease goes. What was asked before says nothing any more, whatever its answer says of a lease: that may be
+    /// the next one, and the answer of before a change of others.
     pub fn forget(&mut self, ino: u64) {
+        self.pass([ino]);
         self.forget_inode(ino);
-        self.names_count -= self.names.remove(&ino).map_or(0, |names| names.len());
+        self.names_count -= self.directories.remove(&ino).map_or(0, |directory| directory.names.len());
     }
 
     /// All leases go.
     pub fn forget_all(&mut self) {
+        self.now.0 += 1;
+        self.floor = self.now;
         self.attrs.clear();
-        self.names.clear();
+        self.directories.clear();
         self.names_count = 0;
         self.contents.clear();
         self.contents_bytes = 0;
@@ -176,8 +231,18 @@ impl Memory {
         self.forget_all();
         self.changing.clear();
         self.changing_unknown = 0;
+    }
+
+    /// Time passes, with a change of these.
+    fn pass(&mut self, inos: impl IntoIterator<Item = u64>) {
         self.now.0 += 1;
-        self.floor = self.now;
+        for ino in inos {
+            if self.changed.len() >= CHANGED_MAX {
+                self.changed.clear();
+                self.floor = self.now;
+            }
+            self.changed.insert(ino, self.now);
+        }
     }
 
     fn is_quiet_since(&self, ino: u64, asked: Moment) -> bool {
@@ -193,8 +258,8 @@ impl Memory {
 
     fn forget_names(&mut self, names: &[(u64, Vec<u8>)]) {
         for (parent, name) in names {
-            let Some(directory) = self.names.get_mut(parent) else { continue };
-            self.names_count -= usize::from(directory.remove(name).is_some());
+            let Some(directory) = self.directories.get_mut(parent) else { continue };
+            self.names_count -= usize::from(directory.names.remove(name).is_some());
         }
     }
 }
@@ -225,9 +290,14 @@ mod tests {
         memory.learn_name(1, b"a", Some(5), asked);
         memory.learn_name(1, b"b", None, asked);
         assert_eq!(links(&memory, 5), Some(1));
-        assert_eq!((memory.name(1, b"a"), memory.name(1, b"b"), memory.name(1, b"c")), (Some(Some(5)), Some(None), None));
+        assert_eq!(
+            (memory.name(1, b"a"), memory.name(1, b"b"), memory.name(1, b"c")),
+            (Some(Some(5)), Some(None), None)
+        );
         memory.forget(5);
         assert_eq!((links(&memory, 5), memory.name(1, b"a")), (None, Some(Some(5))));
+        memory.learn(5, &attr(1), asked);
+        assert_eq!(links(&memory, 5), None, "an answer of before");
         memory.forget(1);
         assert_eq!((memory.name(1, b"a"), memory.names_count), (None, 0));
     }
@@ -276,6 +346,50 @@ mod tests {
         assert_eq!(links(&memory, 5), None);
         memory.learn(7, &attr(1), memory.now());
         assert_eq!(links(&memory, 7), Some(1));
+    }
+
+    #[test]
+    fn of_a_whole_directory_it_is_known_what_is_not_there() {
+        let mut memory = Memory::default();
+        let asked = memory.now();
+        memory.learn_empty(1, asked);
+        assert_eq!(memory.name(1, b"a"), Some(None));
+        let touched = Touched { inos: vec![1], names: vec![(1, b"a".to_vec())], has_unknown: false };
+        memory.begins(&touched);
+        assert_eq!((memory.name(1, b"a"), memory.name(1, b"b")), (None, None), "it may be on its way");
+        let at = memory.ends(&touched, &[], asked);
+        memory.learn_name(1, b"a", Some(5), at);
+        memory.check_names(&touched.names, false);
+        assert_eq!((memory.name(1, b"a"), memory.name(1, b"b")), (Some(Some(5)), Some(None)));
+        memory.begins(&touched);
+        memory.ends(&touched, &[5], memory.now());
+        memory.check_names(&touched.names, true);
+        assert_eq!(memory.name(1, b"a"), Some(None), "removed");
+        memory.begins(&touched);
+        memory.ends(&touched, &[], memory.now());
+        memory.check_names(&touched.names, false);
+        assert_eq!(memory.name(1, b"b"), None, "whatever the change left, it is not known");
+    }
+
+    #[test]
+    fn directory_is_whole_once_it_was_read_to_the_end_and_nothing_came_between() {
+        for disturbance in [false, true] {
+            let mut memory = Memory::default();
+            let asked = memory.now();
+            memory.learn_name(1, b"a", Some(5), asked);
+            memory.read_page(1, (0, 7), false, asked);
+            assert_eq!(memory.name(1, b"b"), None);
+            if disturbance {
+                memory.begins(&change(1));
+                memory.ends(&change(1), &[], asked);
+            }
+            memory.read_page(1, (7, 9), true, memory.now());
+            assert_eq!(memory.name(1, b"b"), (!disturbance).then_some(None));
+            memory.read_page(2, (7, 9), true, memory.now());
+            assert_eq!(memory.name(2, b"b"), None, "its beginning is not known");
+            memory.forget(1);
+            assert_eq!(memory.name(1, b"b"), None);
+        }
     }
 
     #[test]

@@ -38,10 +38,14 @@ pub enum Step<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Own {
     Init,
-    Interrupt { unique: u64 },
+    Interrupt {
+        unique: u64,
+    },
     Opendir,
     /// Of a file that the server does not know to be open.
-    Release { fh: u64 },
+    Release {
+        fh: u64,
+    },
 }
 
 #[derive(Debug, PartialEq)]
@@ -96,9 +100,10 @@ pub enum Then {
     Removed {
         says_delegated: bool,
     },
-    /// Likewise, of the name that was replaced.
+    /// Likewise, of the name that was replaced; or both names lead elsewhere.
     Renamed {
         says_delegated: bool,
+        exchanges: bool,
     },
     /// A whole file was made behind the kernel's back.
     Placed,
@@ -351,18 +356,14 @@ pub fn place_parts(data: &[u8]) -> Option<(fs::PlaceHead, &[u8], &[u8])> {
     Some((head, name, content))
 }
 
-fn rename<'a>(
-    from: (u64, &'a [u8]),
-    to: (u64, &'a [u8]),
-    (flags, delegated): (u32, u16),
-    now: u64,
-) -> Step<'a> {
+fn rename<'a>(from: (u64, &'a [u8]), to: (u64, &'a [u8]), (flags, delegated): (u32, u16), now: u64) -> Step<'a> {
     const KNOWN: u32 = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE;
     if flags & !KNOWN != 0 || flags == KNOWN {
         return Step::Answer(libc::EINVAL);
     }
     let ((from, old), (to, new)) = (from, to);
-    let then = Then::Renamed { says_delegated: delegated != 0 };
+    let exchanges = flags & libc::RENAME_EXCHANGE != 0;
+    let then = Then::Renamed { says_delegated: delegated != 0, exchanges };
     ask(Rename { how: flags as u16 | delegated, from, to, time_ns: now, old: Prefixed(old), new }, then)
 }
 

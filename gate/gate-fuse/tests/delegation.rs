@@ -299,3 +299,51 @@ fn small_files_come_ahead_of_whoever_reads_some_and_are_those_of_now() {
         server(&mut world).replace_server();
     });
 }
+
+#[test]
+fn of_directories_that_are_known_as_a_whole_it_is_known_what_is_not_there() {
+    in_private_mounts(|| {
+        let mut world = World::real();
+        let (one, two) = (world.mount("one"), world.mount("two"));
+        let exists = |mounted: &Mounted, name: &str| fs::symlink_metadata(mounted.path.join("d").join(name)).is_ok();
+        fs::create_dir(one.path.join("d")).expect("mkdir");
+        for number in 0..30 {
+            let name = |what: &str| format!("{what}{number}");
+            for what in ["file", "directory", "link", "hard", "moved"] {
+                assert!(!exists(&one, &name(what)), "{what}{number}");
+            }
+            let path = |what: &str| one.path.join("d").join(name(what));
+            fs::write(path("file"), b"x").expect("write");
+            fs::create_dir(path("directory")).expect("mkdir");
+            std::os::unix::fs::symlink("file", path("link")).expect("symlink");
+            fs::hard_link(path("file"), path("hard")).expect("link");
+            fs::rename(path("hard"), path("moved")).expect("rename");
+            if number % 3 == 0 {
+                // Another node takes part, and this one knows the whole no more.
+                fs::write(two.path.join("d").join(name("hard")), b"y").expect("write");
+                assert!(exists(&one, &name("hard")));
+            }
+            for what in ["file", "directory", "link", "moved"] {
+                assert!(exists(&one, &name(what)) && exists(&two, &name(what)), "{what}{number}");
+            }
+            let directory = File::open(one.path.join("d")).expect("open");
+            let (a, b) = (name("file"), name("directory"));
+            rustix::fs::renameat_with(&directory, &a, &directory, &b, rustix::fs::RenameFlags::EXCHANGE)
+                .expect("exchange");
+            assert!(path("file").is_dir() && path("directory").is_file());
+            fs::remove_dir(path("file")).expect("rmdir");
+            assert!(!exists(&one, &name("file")) && exists(&one, &name("directory")));
+        }
+        // One that was made here is known without the server.
+        let own = one.path.join("own");
+        fs::create_dir(&own).expect("mkdir");
+        (0..20).for_each(|number| fs::write(own.join(number.to_string()), b"x").expect("write"));
+        // Its times have changed, and the way to its names leads through it.
+        fs::metadata(&own).expect("stat");
+        server(&mut world).cut_server();
+        assert!((20..100).all(|number: u32| !own.join(number.to_string()).exists()));
+        server(&mut world).replace_server();
+        fs::write(two.path.join("own/50"), b"x").expect("write");
+        assert!(own.join("50").exists() && !own.join("51").exists());
+    });
+}

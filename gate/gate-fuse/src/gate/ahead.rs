@@ -21,6 +21,8 @@ const PAGES_MAX: usize = 8;
 pub(super) struct Page {
     token: Token,
     directory: u64,
+    /// After which entry it begins.
+    from: u64,
     asked: Moment,
     xattr_changes: u64,
 }
@@ -57,7 +59,7 @@ impl<B: Backend> Gate<B> {
             let asked = Readdir { ino: directory, cookie, entries: Entries::WithContents }.encode();
             if let Ok(token) = self.backend.submit(&Op::of(&asked, PAGE_BYTES, None)) {
                 let (asked, xattr_changes) = (self.cache.memory.now(), self.xattr_changes);
-                return self.pages.push(Page { token, directory, asked, xattr_changes });
+                return self.pages.push(Page { token, directory, from: cookie, asked, xattr_changes });
             }
         }
         self.cache.ahead.put_off(directory);
@@ -66,12 +68,11 @@ impl<B: Backend> Gate<B> {
     /// `true`: it was a page.
     pub(super) fn page_came(&mut self, done: &Done<B::Data>) -> bool {
         let Some(at) = self.pages.iter().position(|page| page.token == done.token) else { return false };
-        let Page { directory, asked, xattr_changes, .. } = self.pages.swap_remove(at);
+        let Page { directory, from, asked, xattr_changes, .. } = self.pages.swap_remove(at);
         let is_current = xattr_changes == self.xattr_changes;
         let (cache, state, names) = (&mut self.cache, &mut self.state, &mut self.names);
-        let mut completer =
-            Completer { cache, state, names, name: None, is_current, asked, now: Instant::now() };
-        let learnt = completer.learn_page(directory, done);
+        let mut completer = Completer { cache, state, names, name: None, is_current, asked, now: Instant::now() };
+        let learnt = completer.learn_page(directory, from, done);
         let is_end = vos_api::fs::Page::from(done.results).is_end == 1;
         let (last, brought) = learnt.unwrap_or_default();
         self.cache.ahead.came(directory, (learnt.is_some() && !is_end).then_some(last), brought);

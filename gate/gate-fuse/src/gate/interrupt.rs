@@ -179,7 +179,8 @@ impl<B: Backend> Gate<B> {
             }
             _ => {}
         }
-        self.changed(flight, done);
+        let asked = self.changed(flight, done);
+        self.learnt(flight, done, asked);
         if done.status == 0
             && let After::Stands { ino, handle } = kept(flight.then, done.results)
         {

@@ -13,7 +13,7 @@ use crate::flight::Flight;
 use crate::kernel;
 use crate::memory::{Memory, Moment, Touched};
 use crate::request::{Body, Request};
-use crate::translate;
+use crate::translate::{self, Then};
 
 /// As answers of the server have it that come with a lease.
 const LEASED: [u64; 4] = [0, 0, 0, fs::LEASE];
@@ -102,6 +102,24 @@ impl<B: Backend> Gate<B> {
         }
         self.cache.memory.ends(&flight.touched, &also, flight.asked)
     }
+
+    /// What the change's answer said has been learnt: names are known, or those of their directories are not any more.
+    pub(super) fn learnt(&mut self, flight: &Flight, done: &Done<B::Data>, asked: Moment) {
+        let names = &flight.touched.names;
+        if let (Then::Renamed { exchanges, .. }, 0, [(from, old), (to, new)]) =
+            (flight.then, done.status, names.as_slice())
+        {
+            let fs::Renamed { ino, replaced, .. } = done.results.into();
+            // Two names of one file stay as they are.
+            if ino != 0 && ino != replaced && self.cache.is_leased(*from) && self.cache.is_leased(*to) {
+                let memory = &mut self.cache.memory;
+                memory.learn_name(*from, old, exchanges.then_some(replaced), asked);
+                memory.learn_name(*to, new, Some(ino), asked);
+            }
+        }
+        let is_gone = done.status == 0 && matches!(flight.then, Then::Removed { .. });
+        self.cache.memory.check_names(names, is_gone);
+    }
 }
 
 /// What a request changes, as far as it can be seen before.
@@ -109,9 +127,11 @@ pub(super) fn touched(request: &Request<'_>, memory: &Memory) -> Touched {
     let ino = request.header.nodeid;
     let of = |inos: &[u64]| Touched { inos: inos.to_vec(), ..Touched::default() };
     match request.body {
-        Body::Setattr(_) | Body::Write { .. } | Body::Fallocate(_) | Body::Setxattr { .. } | Body::Removexattr { .. } => {
-            of(&[ino])
-        }
+        Body::Setattr(_)
+        | Body::Write { .. }
+        | Body::Fallocate(_)
+        | Body::Setxattr { .. }
+        | Body::Removexattr { .. } => of(&[ino]),
         Body::Open(head) if head.flags & libc::O_TRUNC as u32 != 0 => of(&[ino]),
         Body::CopyFileRange(head) => of(&[head.nodeid_out]),
         Body::Symlink { .. } | Body::Mknod { .. } | Body::Mkdir { .. } | Body::Create { .. } | Body::Ioctl { .. } => {

@@ -98,7 +98,11 @@ impl<B: Backend> Gate<B> {
         if done.status == 0 {
             self.stands(flight.ino, done.results[0]);
         } else {
-            tracing::warn!(ino = flight.ino, errno = done.status, "the server does not open a file that programs have open");
+            tracing::warn!(
+                ino = flight.ino,
+                errno = done.status,
+                "the server does not open a file that programs have open"
+            );
             self.state.opens().refused(flight.ino);
         }
     }

@@ -114,7 +114,7 @@ pub(super) fn readlink(fs: &Fs, call: &Call, Readlink { ino }: Readlink) -> Resu
 
 pub(super) fn create(job: &Arc<Job>, touch: &Touch, making: &Making<'_>) -> Result<(), Errno> {
     let (session, parent) = (job.call.session, making.parent);
-    let (mut granted, mut opened) = (None, None);
+    let mut opened = None;
     let result = job.transact(Growth::Grows, |txn| {
         let existing = txn.entry(parent, making.name)?;
         let (ino, inode) = match existing {
@@ -128,18 +128,17 @@ pub(super) fn create(job: &Arc<Job>, touch: &Touch, making: &Making<'_>) -> Resu
             job.fs.leases.opened(session, ino);
             opened = Some(ino);
         }
-        granted = existing.is_none().then_some(ino);
+        // Before anybody can see it: who made it knows what is in it.
+        if existing.is_none() {
+            job.fs.leases.grant_own(session, ino);
+        }
         Ok(reply)
     });
     if let (Err(_), Some(ino)) = (&result, opened) {
         job.fs.leases.closed(session, ino);
     }
-    result?;
     debug_assert!(touch.inos.contains(&parent));
-    if let Some(ino) = granted {
-        job.fs.leases.grant_own(session, ino);
-    }
-    Ok(())
+    result
 }
 
 fn open_existing(txn: &Txn<'_>, entry: Entry) -> Result<(u64, Inode), Errno> {
