@@ -186,6 +186,7 @@ operations! {
         bytes: u64,
     } -> ReadReply [IsDirectory, Gone];
 
+    /// Reply data: an [`Attr`] without [`BARE`], for whoever has room for it.
     WRITE = 31: once Write<'a> {
         /// [`APPEND`] ignores the offset and writes at the end; [`LATE`], [`KILL_SUID`].
         marks: u16,

@@ -225,7 +225,12 @@ impl Completer<'_> {
         Some(FuseReply::Errno(0))
     }
 
-    fn write<D>(&mut self, ino: u64, (bytes, append, offset): (u32, bool, u64), done: &Done<D>) -> (FuseReply, After) {
+    fn write<D: ReplyData>(
+        &mut self,
+        ino: u64,
+        (bytes, append, offset): (u32, bool, u64),
+        done: &Done<D>,
+    ) -> (FuseReply, After) {
         let fs::Written { bytes: written, size } = done.results.into();
         let Some(size_written) = u32::try_from(written).ok().filter(|&written| written <= bytes) else {
             return (FuseReply::Errno(libc::EIO), After::Nothing);
@@ -233,7 +238,11 @@ impl Completer<'_> {
         self.cache.written(ino);
         let out = kernel::WriteOut { size: size_written, padding: 0 };
         let elsewhere = append && size.checked_sub(written) != Some(offset);
-        let after = match self.lease(ino, done.results) {
+        let is_leased = self.lease(ino, done.results);
+        if let Some(attr) = attr_of(&done.data).filter(|_| is_leased) {
+            self.cache.memory.learn(ino, &attr, self.asked);
+        }
+        let after = match is_leased {
             _ if elsewhere => After::DropPages { ino },
             true => After::Nothing,
             false => After::DropBytes,

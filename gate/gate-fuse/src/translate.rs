@@ -232,7 +232,8 @@ fn plan_data<'a>(request: &Request<'a>, step: u32, context: &Context<'_>) -> Ste
             let marks = marked(head.flags & libc::O_APPEND as u32, fs::APPEND)
                 | marked(head.write_flags & kernel::WRITE_CACHE, fs::LATE)
                 | marked(head.write_flags & kernel::WRITE_KILL_SUIDGID, fs::KILL_SUID);
-            ask(Write { marks, ino, offset: head.offset, time_ns: now, bytes: data }, then)
+            let write = Write { marks, ino, offset: head.offset, time_ns: now, bytes: data };
+            ask_for(write, size_of::<fs::Attr>() as u32, then)
         }
         Body::Statfs => ask(Statfs {}, Then::Statfs),
         Body::Release(head) => release(ino, &head, step, context),

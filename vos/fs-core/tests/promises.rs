@@ -428,3 +428,88 @@ fn names_that_come_during_a_checkpoint_find_no_room_that_it_will_take() {
         checkpoints.join().expect("no checkpoint failed");
     });
 }
+
+#[test]
+fn session_that_takes_the_last_name_of_what_it_may_have_open_is_given_a_handle() {
+    let (device, mut fs) = new();
+    let mut own = Client::new(&fs, 7);
+    for (number, (marks, is_held)) in [(0, true), (api::DELEGATED, false), (api::DELEGATED, true)].iter().enumerate() {
+        let mut nobody = Client::new(&fs, 0);
+        let [name, onto] = ["a", "b"].map(|letter| format!("{letter}{number}"));
+        let ino = attr_of(&nobody.make(api::MKNOD, 1, &name, PLAIN, 1)).ino.get();
+        nobody.write(ino, 0, b"content", 2);
+        nobody.make(api::MKNOD, 1, &onto, PLAIN, 1);
+        if *is_held {
+            let told = own.read_call(api::GETATTR, [ino, 0, 0], &[]);
+            assert_eq!(told.results[3] & (api::LEASE | api::DELEGATES), api::LEASE | api::DELEGATES);
+        }
+        // Another name is left: nothing to keep.
+        let linked = own.change(api::LINK, 0, [ino, 1, 3], format!("c{number}").as_bytes());
+        assert_eq!(linked.status, 0);
+        let removed = own.change(api::UNLINK, *marks, [1, 0, 4], name.as_bytes());
+        assert_eq!((removed.status, removed.results), (0, [ino, 0, 0, 0]));
+        let renamed = own.change(api::RENAME, *marks, [1, 1, 5], &common::rename_data(&onto, &format!("c{number}")));
+        assert_eq!((renamed.status, renamed.results[1]), (0, ino), "what was replaced");
+        // A link is a change of its own session, which leaves it a lease or not: that of `GETATTR` counts.
+        let handle = renamed.results[2];
+        if *marks == 0 {
+            assert_eq!(handle, 0);
+            continue;
+        }
+        if handle == 0 {
+            assert!(!is_held);
+            continue;
+        }
+        let sequence = own.sequence;
+        drop((own, nobody, fs));
+        fs = open(&device, 10 + number as u64);
+        fs.open_session(7, 0).expect("the session goes on");
+        own = Client { fs: fs.clone(), session: 7, sequence };
+        fs.tick(60_000);
+        assert_eq!(own.read(ino, 0, 100), b"content", "it stays, over a restart as well");
+        assert_eq!(own.change(api::RELEASE, 0, [ino, handle, 0], &[]).status, 0);
+        fs.tick(120_000);
+        assert_eq!(own.read_call(api::GETATTR, [ino, 0, 0], &[]).status, vos_api::Errno::Gone.number());
+        return;
+    }
+    panic!("nothing was kept");
+}
+
+#[test]
+fn listings_bring_the_bytes_of_small_files_to_whoever_asks() {
+    let (_, fs) = new();
+    let mut client = Client::new(&fs, 7);
+    let sizes = [0, 1, 4096, api::CONTENT_BYTES_MAX as usize, api::CONTENT_BYTES_MAX as usize + 1];
+    for (number, bytes) in sizes.into_iter().enumerate() {
+        let ino = attr_of(&client.make(api::MKNOD, 1, &format!("f{number}"), PLAIN, 1)).ino.get();
+        client.write(ino, 0, &vec![number as u8; bytes], 2);
+    }
+    client.make(api::MKDIR, 1, "d", 0o755, 1);
+    let mut cookie = 0;
+    let mut seen = Vec::new();
+    loop {
+        let page = client.read_call(api::READDIR, [1, cookie, 2], &[]);
+        assert_eq!((page.status, page.results[3] & api::LEASE), (0, api::LEASE));
+        let mut data = page.data.as_slice();
+        while !data.is_empty() {
+            let (entry, rest) = api::DirEntry::read_from_prefix(data).expect("an entry");
+            let (name, rest) = rest.split_at((entry.name_bytes.get() as usize).next_multiple_of(8));
+            let (attr, rest) = api::Attr::read_from_prefix(rest).expect("attributes");
+            let has = attr.marks.get() & api::CONTENT != 0;
+            let (content, rest) = rest.split_at(if has { attr.bytes.get().next_multiple_of(8) as usize } else { 0 });
+            seen.push((name[..entry.name_bytes.get() as usize].to_vec(), has, content.to_vec()));
+            (data, cookie) = (rest, entry.cookie.get());
+        }
+        if page.results[1] == 1 {
+            break;
+        }
+    }
+    let expected = sizes.iter().enumerate().map(|(number, bytes)| {
+        let has = *bytes as u64 <= api::CONTENT_BYTES_MAX;
+        let mut content = if has { vec![number as u8; *bytes] } else { Vec::new() };
+        content.resize(content.len().next_multiple_of(8), 0);
+        (format!("f{number}").into_bytes(), has, content)
+    });
+    let expected: Vec<_> = expected.chain([(b"d".to_vec(), false, Vec::new())]).collect();
+    assert_eq!(seen, expected);
+}

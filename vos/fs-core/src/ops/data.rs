@@ -481,7 +481,12 @@ fn put(job: &Arc<Job>, ino: u64, position: Position, data: &[u8], time_ns: u64, 
         kill_set_id_if_asked(txn, ino, marks)?;
         // The writer's kernel keeps the pages it has written.
         fs.leases.grant_own(job.call.session, ino);
-        Ok(Reply::done(Written { bytes: data.len() as u64, size: bytes }).lease_on([ino]))
+        let written = Written { bytes: data.len() as u64, size: bytes };
+        let attr = match job.call.capacity >= size_of::<api::Attr>() {
+            true => txn.inode(ino)?.attr(ino, 0).as_bytes().to_vec(),
+            false => Vec::new(),
+        };
+        Ok(Reply::with_data(written, attr).lease_on([ino]))
     });
     if result.is_err() {
         fs.give_back(&prepared.runs);
