@@ -347,3 +347,80 @@ fn of_directories_that_are_known_as_a_whole_it_is_known_what_is_not_there() {
         assert!(own.join("50").exists() && !own.join("51").exists());
     });
 }
+
+/// Two nodes open, replace, move and remove the same few names; whatever becomes of gates and server meanwhile, a name
+/// leads to what was put there last, and an open file is what it was.
+#[test]
+fn open_files_are_what_they_were_while_names_change_and_gates_and_servers_die() {
+    const NAMES: usize = 6;
+    const STEPS: usize = 400;
+    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_128_u64);
+    eprintln!("SEED={seed}");
+    in_private_mounts(move || {
+        let mut random = seed | 1;
+        let mut below = move |limit: usize| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            (random >> 33) as usize % limit
+        };
+        let mut world = World::real();
+        let mut nodes =
+            [world.mount_for("one", Duration::from_secs(300)), world.mount_for("two", Duration::from_secs(300))];
+        let before = inodes(&nodes[0]);
+        let path = |node: &Mounted, name: usize| node.path.join(format!("f{name}"));
+        let (mut names, mut files) = ([None::<usize>; NAMES], Vec::<(usize, File)>::new());
+        for step in 0..STEPS {
+            let (node, name, other) = (below(2), below(NAMES), below(NAMES));
+            let what = below(20);
+            let said = format!("SEED={seed}, step {step}, {what}");
+            match what {
+                0..5 => {
+                    let new = nodes[node].path.join("new");
+                    fs::write(&new, format!("{step}")).expect(&said);
+                    fs::rename(&new, path(&nodes[node], name)).expect(&said);
+                    names[name] = Some(step);
+                }
+                5..12 => {
+                    // Twice, so that the second is delegated where it can be.
+                    for _ in 0..2 {
+                        let opened = File::open(path(&nodes[node], name));
+                        assert_eq!(opened.is_ok(), names[name].is_some(), "{said}");
+                        files.extend(opened.ok().map(|file| (names[name].unwrap_or_default(), file)));
+                    }
+                }
+                12 => {
+                    let removed = fs::remove_file(path(&nodes[node], name));
+                    assert_eq!(removed.is_ok(), names[name].take().is_some(), "{said}");
+                }
+                13 if name != other => {
+                    let moved = fs::rename(path(&nodes[node], name), path(&nodes[node], other));
+                    assert_eq!(moved.is_ok(), names[name].is_some(), "{said}");
+                    if let Some(gone) = names[name].take() {
+                        names[other] = Some(gone);
+                    }
+                }
+                14..17 if !files.is_empty() => drop(files.swap_remove(below(files.len()))),
+                17 => nodes[node].replace_gate(),
+                18 if below(2) == 0 => server(&mut world).replace_server(),
+                _ => {}
+            }
+            for _ in 0..2.min(files.len()) {
+                let (content, file) = &files[below(files.len())];
+                rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).expect("drop");
+                assert_eq!(read_open(file), content.to_string().as_bytes(), "{said}");
+                let links = names.iter().filter(|known| **known == Some(*content)).count() as u64;
+                assert_eq!(file.metadata().expect("stat").nlink(), links, "{said}");
+            }
+            for node in &nodes {
+                let content = fs::read(path(node, name)).ok();
+                assert_eq!(content, names[name].map(|content| content.to_string().into_bytes()), "{said}");
+            }
+        }
+        files.clear();
+        for name in 0..NAMES {
+            let _ = fs::remove_file(path(&nodes[0], name));
+        }
+        comes_to("all is closed", before, || inodes(&nodes[0]));
+    });
+}
