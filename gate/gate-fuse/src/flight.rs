@@ -44,6 +44,17 @@ pub struct Flight {
     pub touched: Touched,
     /// A dead gate had asked the same before.
     pub is_repeated: bool,
+    /// What loses its name.
+    pub loses: Loser,
+}
+
+/// What loses a name by a change.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Loser {
+    Nothing,
+    Inode(u64),
+    /// Something, perhaps.
+    Unknown,
 }
 
 impl Flight {
@@ -70,6 +81,7 @@ impl Flight {
             asked: Moment::default(),
             touched: Touched::default(),
             is_repeated: false,
+            loses: Loser::Unknown,
         }
     }
 }
@@ -99,7 +111,8 @@ pub struct Flights {
     leaving: BTreeSet<(Instant, Token)>,
     changes: usize,
     waiting_locks: usize,
-    blind: usize,
+    /// Changes that take a name blindly.
+    blind: HashMap<Loser, usize>,
     standing: usize,
     /// Reads and writes by inode.
     bytes: HashMap<u64, usize>,
@@ -109,7 +122,9 @@ impl Flights {
     pub fn insert(&mut self, token: Token, flight: Flight) {
         self.changes += usize::from(flight.changes);
         self.waiting_locks += usize::from(flight.waiting_lock.is_some());
-        self.blind += usize::from(flight.is_blind());
+        if flight.is_blind() {
+            *self.blind.entry(flight.loses).or_default() += 1;
+        }
         self.standing += usize::from(flight.then == Then::Stands);
         if flight.locked.is_some() {
             *self.bytes.entry(flight.ino).or_default() += 1;
@@ -126,7 +141,14 @@ impl Flights {
         }
         self.changes -= usize::from(flight.changes);
         self.waiting_locks -= usize::from(flight.waiting_lock.is_some());
-        self.blind -= usize::from(flight.is_blind());
+        if flight.is_blind()
+            && let Some(count) = self.blind.get_mut(&flight.loses)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.blind.remove(&flight.loses);
+            }
+        }
         self.standing -= usize::from(flight.then == Then::Stands);
         if flight.locked.is_some() {
             self.unlock(flight.ino);
@@ -210,9 +232,9 @@ impl Flights {
         self.by_token.is_empty()
     }
 
-    /// Whether a name may go without the server keeping what we open meanwhile.
-    pub fn has_blind(&self) -> bool {
-        self.blind > 0
+    /// Whether the inode may lose its last name without the server keeping it if we open it meanwhile.
+    pub fn is_blind(&self, ino: u64) -> bool {
+        [Loser::Unknown, Loser::Inode(ino)].iter().any(|loser| self.blind.contains_key(loser))
     }
 
     /// Opens that stand for others.
@@ -278,7 +300,8 @@ impl Flights {
 
     /// Everything that was in flight, forgotten.
     pub fn drain(&mut self) -> Vec<Flight> {
-        (self.changes, self.waiting_locks, self.blind, self.standing) = (0, 0, 0, 0);
+        (self.changes, self.waiting_locks, self.standing) = (0, 0, 0);
+        self.blind.clear();
         self.by_key.clear();
         self.bytes.clear();
         self.leaving.clear();

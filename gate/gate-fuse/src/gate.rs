@@ -34,7 +34,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::backend::{Backend, BackendError, Done, Event, Loss, Op, Refused, ReplyData, Start, Token};
 use crate::cache::{Cache, Keep, NAME_TIMEOUT, Use};
 use crate::complete::{After, Completer, FuseReply};
-use crate::flight::{Flight, Flights};
+use crate::flight::{Flight, Flights, Loser};
 use crate::init::{self, TRANSFER_BYTES};
 use crate::kernel::{self, InHeader, OutHeader, fopen, opcode};
 use crate::names::Names;
@@ -442,7 +442,12 @@ impl<B: Backend> Gate<B> {
             }
             _ => true,
         };
-        let context = Context { state: &self.state, now_ns: now_ns(), has_locks };
+        let may_be_untold = match self.loser(&request) {
+            Loser::Inode(ino) => self.state.is_untold(ino),
+            Loser::Unknown => self.state.has_untold(),
+            Loser::Nothing => false,
+        };
+        let context = Context { state: &self.state, now_ns: now_ns(), has_locks, may_be_untold };
         match translate::plan(&request, step, &context) {
             Step::Silent => Ok(Handled::Done),
             Step::Answer(errno) => self.finish(request.header.unique, request.key(), -errno, &[]),
@@ -535,8 +540,10 @@ impl<B: Backend> Gate<B> {
         self.xattr_changes += u64::from(plan.then == Then::Changed);
         let asked = self.cache.memory.now();
         let touched = known::touched(request, &self.cache.memory);
+        let loses = self.loser(request);
         self.cache.memory.begins(&touched);
         let flight = Flight {
+            loses,
             asked,
             touched,
             is_repeated,

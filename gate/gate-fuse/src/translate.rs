@@ -153,11 +153,13 @@ pub struct Context<'a> {
     pub now_ns: u64,
     /// Whether the file may have locks of this owner (`false` only when that is certain).
     pub has_locks: bool,
+    /// Whether what loses a name may be open without the server's knowledge.
+    pub may_be_untold: bool,
 }
 
 impl Context<'_> {
     fn delegated(&self) -> u16 {
-        if self.state.has_untold() { fs::DELEGATED } else { 0 }
+        if self.may_be_untold { fs::DELEGATED } else { 0 }
     }
 }
 

@@ -416,7 +416,9 @@ impl Cgroup {
     fn make_with_parent(&self) -> Result<(), CgroupError> {
         for _ in 1..MAKE_TRIES {
             match self.make() {
-                Err(CgroupError::File { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {}
+                // The last of others is gone, and with it the group of all: also while one of its files was open.
+                Err(CgroupError::File { cause, .. })
+                    if cause.kind() == io::ErrorKind::NotFound || cause.raw_os_error() == Some(libc::ENODEV) => {}
                 made => return made,
             }
         }

@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 use super::{Backend, Gate, GateError};
 use crate::backend::Done;
 use crate::complete::{Completer, FuseReply, touched_by};
-use crate::flight::Flight;
+use crate::flight::{Flight, Loser};
 use crate::kernel;
 use crate::memory::{Memory, Moment, Touched};
 use crate::request::{Body, Request};
@@ -46,6 +46,7 @@ impl<B: Backend> Gate<B> {
                 let none = kernel::GetxattrOut { size: 0, padding: 0 };
                 self.answer(unique, 0, if size == 0 { none.as_bytes() } else { &[] })?;
             }
+            Body::CopyFileRange(head) => return self.copy_here(unique, ino, &head),
             Body::Open(head) => return self.open_here(request, &head),
             Body::Read(head) if self.cache.is_leased(ino) && !self.state.is_writable(ino) => {
                 return self.read_here(unique, ino, &head);
@@ -73,6 +74,31 @@ impl<B: Backend> Gate<B> {
             Some(attr) => FuseReply::Bytes(completer.entry(parent, Some(name), &attr, LEASED).as_bytes().to_vec()),
             None => completer.absent(parent),
         })
+    }
+
+    /// What loses a name by a request. What is known is certain: others put another inode there only after its lease,
+    /// and with it what is open of it, was asked back.
+    pub(super) fn loser(&self, request: &Request<'_>) -> Loser {
+        let (parent, name) = match request.body {
+            Body::Unlink { name } => (request.header.nodeid, name),
+            Body::Rename { to, new, .. } => (to, new),
+            _ => return Loser::Nothing,
+        };
+        match self.cache.memory.name(parent, name).filter(|_| self.cache.is_leased(parent)) {
+            Some(Some(ino)) => Loser::Inode(ino),
+            Some(None) => Loser::Nothing,
+            None => Loser::Unknown,
+        }
+    }
+
+    /// A copy of what lies after the end: none, as `cp` asks to be told.
+    fn copy_here(&mut self, unique: u64, source: u64, head: &kernel::CopyFileRangeIn) -> Result<bool, GateError> {
+        let size = self.cache.memory.attr(source).filter(|_| self.cache.is_leased(source)).map(|attr| attr.bytes.get());
+        if size.is_none_or(|size| head.off_in < size) {
+            return Ok(false);
+        }
+        self.answer(unique, 0, kernel::WriteOut { size: 0, padding: 0 }.as_bytes())?;
+        Ok(true)
     }
 
     /// Bytes that were fetched ahead. The kernel has them then.

@@ -4,7 +4,7 @@
 //! gate finds it. Before the lease of an inode that is open like that is given back, one open file of the server stands
 //! for all of them ([`crate::opens`]). A change of our own that takes a last name says that there are such files; the
 //! server keeps what it leads to, and its answer has the open file. While a change is under way that did not say so,
-//! every open is the server's.
+//! opens of what loses its name are the server's, and all of them when nobody knows what that is.
 
 use vos_api::fs::OPEN;
 use zerocopy::IntoBytes;
@@ -31,7 +31,7 @@ impl<B: Backend> Gate<B> {
         let may = self.cache.delegates(ino)
             && head.flags & libc::O_TRUNC as u32 == 0
             && self.state.noted(key).is_none()
-            && !self.flights.has_blind()
+            && !self.flights.is_blind(ino)
             && !self.is_full();
         if !may && !is_open {
             return Ok(false);
