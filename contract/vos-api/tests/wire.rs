@@ -175,7 +175,7 @@ fn what_is_no_operation_is_said_to_be_none() {
     assert_eq!(decode(fs::MKDIR, 0, [2, 5, 0], &[CREATE.as_bytes(), b"name"].concat()), Unreadable::Malformed);
     assert_eq!(decode(fs::MKDIR, 0, [2, u64::MAX, 0], CREATE.as_bytes()), Unreadable::Malformed);
     assert_eq!(decode(fs::RENAME, 0, [2, 3, 4], b"\x04\0old"), Unreadable::Malformed);
-    assert_eq!(decode(fs::READDIR, 0, [2, 3, 2], b""), Unreadable::Malformed, "a word that is none");
+    assert_eq!(decode(fs::READDIR, 0, [2, 3, 3], b""), Unreadable::Malformed, "a word that is none");
     assert_eq!((fs::class_of(fs::WRITE), fs::class_of(15)), (Some(Class::Once), None));
     assert_eq!(fs::errors_of(fs::GETXATTR), [Errno::NoData, Errno::Gone]);
 }

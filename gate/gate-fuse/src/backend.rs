@@ -110,6 +110,11 @@ pub trait Backend {
     /// must be asked for again.
     fn recalled(&mut self, ino: Option<u64>);
 
+    /// Whether the server is within reach, as far as one knows.
+    fn is_up(&self) -> bool {
+        true
+    }
+
     /// Readable when [`Backend::poll`] may have something; only asked after [`Backend::may_sleep`] said yes.
     fn fd(&self) -> BorrowedFd<'_>;
 

@@ -61,8 +61,26 @@ pub struct Completer<'a> {
     /// No extended attribute was changed here since the operation was submitted: what it says of their absence counts.
     pub is_current: bool,
     /// Since when what the answer says can be learnt.
-    pub asked: Moment,
+    pub asked: Asked<'a>,
     pub now: Instant,
+}
+
+/// When something was asked. What a change itself touched can be learnt since it ended, if no other was under way.
+#[derive(Clone, Copy)]
+pub struct Asked<'a> {
+    pub at: Moment,
+    pub ended: Moment,
+    pub touched: &'a [u64],
+}
+
+impl Asked<'_> {
+    pub fn at(at: Moment) -> Asked<'static> {
+        Asked { at, ended: at, touched: &[] }
+    }
+
+    fn of(&self, ino: u64) -> Moment {
+        if self.touched.contains(&ino) { self.ended } else { self.at }
+    }
 }
 
 /// What a change touched besides what its request named. 0: the server did not say.
@@ -108,7 +126,7 @@ impl Completer<'_> {
         match then {
             Then::Lookup if errno == libc::ENOENT && self.lease(ino, done.results) => {
                 if let Some(name) = self.name {
-                    self.cache.memory.learn_name(ino, name, None, self.asked);
+                    self.cache.memory.learn_name(ino, name, None, self.asked.of(ino));
                 }
                 self.absent(ino)
             }
@@ -155,7 +173,7 @@ impl Completer<'_> {
                 let entry = self.entry(ino, self.name, &attr, results);
                 let made = attr.ino.get();
                 if then == Then::Entry && self.cache.is_leased(made) && kind_of(&attr) == libc::S_IFDIR {
-                    self.cache.memory.learn_empty(made, self.asked);
+                    self.cache.memory.learn_empty(made, self.asked.of(made));
                 }
                 bytes(&entry)
             }
@@ -240,7 +258,7 @@ impl Completer<'_> {
         let elsewhere = append && size.checked_sub(written) != Some(offset);
         let is_leased = self.lease(ino, done.results);
         if let Some(attr) = attr_of(&done.data).filter(|_| is_leased) {
-            self.cache.memory.learn(ino, &attr, self.asked);
+            self.cache.memory.learn(ino, &attr, self.asked.of(ino));
         }
         let after = match is_leased {
             _ if elsewhere => After::DropPages { ino },
@@ -294,7 +312,7 @@ impl Completer<'_> {
             self.cache.found(ino, parent);
         }
         if let Some(name) = name.filter(|_| leased && self.lease(parent, results)) {
-            self.cache.memory.learn_name(parent, name, Some(ino), self.asked);
+            self.cache.memory.learn_name(parent, name, Some(ino), self.asked.of(parent));
         }
         let attributes = attributes(attr, leased);
         let is_trusted = leased && self.trusts(parent, name);
@@ -325,7 +343,7 @@ impl Completer<'_> {
     fn lease_of(&mut self, ino: u64, attr: &fs::Attr, results: [u64; 4]) -> bool {
         let leased = self.lease(ino, results);
         if leased {
-            self.cache.memory.learn(ino, attr, self.asked);
+            self.cache.memory.learn(ino, attr, self.asked.of(ino));
         }
         if leased && self.is_current && attr.marks.get() & fs::BARE != 0 {
             self.cache.told_bare(ino);
@@ -345,18 +363,19 @@ impl Completer<'_> {
             let listed = next_entry(rest, Plus::WithAttributes)?;
             let attr = listed.attr.filter(is_sensible)?;
             let ino = attr.ino.get();
-            if self.lease_of(ino, &attr, done.results) {
-                self.cache.memory.learn_name(directory, listed.name, Some(ino), self.asked);
-                if let Some(content) = listed.content {
-                    self.cache.memory.learn_content(ino, content, self.asked);
-                    self.cache.found(ino, directory);
-                    contents += 1;
-                }
+            // Also of what cannot be kept: that the directory is whole says of every name.
+            self.cache.memory.learn_name(directory, listed.name, Some(ino), self.asked.of(directory));
+            if self.lease_of(ino, &attr, done.results)
+                && let Some(content) = listed.content
+            {
+                self.cache.memory.learn_content(ino, content, self.asked.of(ino));
+                self.cache.found(ino, directory);
+                contents += 1;
             }
             (rest, last) = (listed.rest, listed.entry.cookie.get());
         }
         let is_end = fs::Page::from(done.results).is_end == 1;
-        self.cache.memory.read_page(directory, (from, last), is_end, self.asked);
+        self.cache.memory.read_page(directory, (from, last), is_end, self.asked.of(directory));
         Some((last, contents))
     }
 

@@ -7,7 +7,7 @@ use vos_api::Encoded;
 
 use crate::backend::Done;
 use crate::cache::Cache;
-use crate::complete::Completer;
+use crate::complete::{Asked, Completer};
 use crate::init::negotiate;
 use crate::names::Names;
 use crate::request::{Body, Request};
@@ -42,7 +42,7 @@ impl DryGate {
             let (state, now) = (&mut self.0, Instant::now());
             let began = cache.memory.now();
             let (cache, names) = (&mut cache, &mut names);
-            let mut completer = Completer { cache, state, names, name, is_current: true, asked: began, now };
+            let mut completer = Completer { cache, state, names, name, is_current: true, asked: Asked::at(began), now };
             let _ = completer.finish(request.header.nodeid, plan.then, done);
             asked.push(plan.asked);
         }

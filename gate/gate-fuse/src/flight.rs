@@ -46,6 +46,8 @@ pub struct Flight {
     pub is_repeated: bool,
     /// What loses its name.
     pub loses: Loser,
+    /// A signal reached its program; there is a further step, which is not taken then.
+    pub is_interrupted: bool,
 }
 
 /// What loses a name by a change.
@@ -82,6 +84,7 @@ impl Flight {
             touched: Touched::default(),
             is_repeated: false,
             loses: Loser::Unknown,
+            is_interrupted: false,
         }
     }
 }
@@ -188,6 +191,13 @@ impl Flights {
     pub fn due(&self, now: Instant) -> Option<(Token, &Flight)> {
         let (_, token) = *self.leaving.first().filter(|(at, _)| *at <= now)?;
         Some((token, self.by_token.get(&token)?))
+    }
+
+    /// A signal reached the program that waits for this one.
+    pub fn interrupted(&mut self, token: Token) {
+        if let Some(flight) = self.by_token.get_mut(&token) {
+            flight.is_interrupted = true;
+        }
     }
 
     /// Gives a flight that has a last moment another one.

@@ -33,7 +33,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::backend::{Backend, BackendError, Done, Event, Loss, Op, Refused, ReplyData, Start, Token};
 use crate::cache::{Cache, Keep, NAME_TIMEOUT, Use};
-use crate::complete::{After, Completer, FuseReply};
+use crate::complete::{After, Asked, Completer, FuseReply};
 use crate::flight::{Flight, Flights, Loser};
 use crate::init::{self, TRANSFER_BYTES};
 use crate::kernel::{self, InHeader, OutHeader, fopen, opcode};
@@ -55,6 +55,11 @@ const READ_BATCH: usize = 32;
 const BUFFER_BYTES: usize = TRANSFER_BYTES as usize + 4096;
 /// Room for one poll of events.
 const EVENTS_BYTES: u32 = 64 << 10;
+/// For how long a gate that does not hear the server answers by itself. Above what the restart of a server takes; with
+/// the second after which a link that is cut ends a ring it is less than the server waits for a gate
+/// ([`vos_api::fs::RECALL_MS`]).
+const DEAF_MAX: Duration = Duration::from_secs(1);
+const _: () = assert!(DEAF_MAX.as_millis() as u64 + 1000 < vos_api::fs::RECALL_MS);
 /// Looks at the ring before the gate sleeps: while another CPU works for us, an answer comes sooner than a sleep and a
 /// wake-up take.
 const LOOKS_MAX: u32 = 64;
@@ -158,6 +163,8 @@ pub struct Gate<B: Backend> {
     looks: Looks,
     /// When the loop last turned.
     turned: Instant,
+    /// When the server was last within reach.
+    heard: Instant,
     /// Pages of directories that were asked for ahead.
     pages: Vec<ahead::Page>,
     /// Inodes of which the server has to be told that they are open before it is asked anything else.
@@ -199,6 +206,7 @@ impl<B: Backend> Gate<B> {
             buffer: resident(BUFFER_BYTES),
             looks: Looks::default(),
             turned: Instant::now(),
+            heard: Instant::now(),
             pages: Vec::new(),
             owed: Vec::new(),
             leftovers: interrupt::Leftovers::default(),
@@ -223,6 +231,9 @@ impl<B: Backend> Gate<B> {
         self.adopt()?;
         loop {
             let mut is_busy = self.take_completions()?;
+            if self.backend.is_up() {
+                self.heard = Instant::now();
+            }
             self.follow_recalls()?;
             self.tell_opens()?;
             self.count_time();
@@ -565,6 +576,12 @@ impl<B: Backend> Gate<B> {
         Ok(Handled::Done)
     }
 
+    /// Whether what was said under leases still counts: a gate that cannot hear is not asked for them, and fenced
+    /// later.
+    fn is_heard(&self) -> bool {
+        self.heard.elapsed() < DEAF_MAX
+    }
+
     /// Whether the table of open files has room for those in flight alone.
     fn is_full(&self) -> bool {
         self.state.open_files() + self.flights.len() >= HANDLES_MAX
@@ -621,7 +638,8 @@ impl<B: Backend> Gate<B> {
             }
             _ => {}
         }
-        let asked = self.changed(&flight, done);
+        let ended = self.changed(&flight, done);
+        let asked = Asked { at: flight.asked, ended, touched: &flight.touched.inos };
         let (cache, state, names) = (&mut self.cache, &mut self.state, &mut self.names);
         let name = flight.names.first().map(|(_, name)| name.as_slice());
         let is_current = flight.xattr_changes == self.xattr_changes;
@@ -630,8 +648,13 @@ impl<B: Backend> Gate<B> {
         if let After::Stands { ino, handle } = after {
             self.stands(ino, handle);
         }
-        self.learnt(&flight, done, asked);
+        self.learnt(&flight, done, ended);
         self.note_asked(&flight, done);
+        if after == After::Next && flight.is_interrupted {
+            self.answer(flight.unique, -libc::EINTR, &[])?;
+            self.state.answered(flight.key);
+            return Ok(());
+        }
         if after == After::Next {
             if let Some(bytes) = flight.request {
                 self.held.push_front(Held { bytes, step: flight.step + 1 });
@@ -757,7 +780,10 @@ impl<B: Backend> Gate<B> {
         self.state.disown();
         match self.can_resend() {
             true => drop(self.collect()?),
-            false => self.state.forget_unclaimed(),
+            false => {
+                self.go_on_telling();
+                self.state.forget_unclaimed();
+            }
         }
         self.begin_backend(true)?;
         self.phase = Phase::Serving;
@@ -840,7 +866,10 @@ impl<B: Backend> Gate<B> {
         let untold = match what {
             What::Inode { ino, .. } => Some(ino).filter(|ino| self.state.is_untold(*ino)).into_iter().collect(),
             What::Name { .. } => Vec::new(),
-            What::Everything => self.state.opens().untold(),
+            What::Everything => {
+                self.state.opens().ask_again();
+                self.state.opens().untold()
+            }
         };
         let mut begin = Begin { recall, ino: None, stage, names_until, not_before, found_in, bytes, untold };
         let job = match what {

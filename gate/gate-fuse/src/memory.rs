@@ -23,6 +23,7 @@ const ATTRS_MAX: usize = 1 << 17;
 const NAMES_MAX: usize = 1 << 17;
 /// Bytes of contents.
 const CONTENTS_MAX: usize = 8 << 20;
+const CONTENTS_COUNT_MAX: usize = 1 << 14;
 /// Inodes of which it is remembered when they were changed last.
 const CHANGED_MAX: usize = 1 << 13;
 
@@ -127,6 +128,10 @@ impl Memory {
         if self.names_count >= NAMES_MAX {
             self.directories.clear();
             self.names_count = 0;
+            // What is being read is whole no more, whatever of it is still to come.
+            self.now.0 += 1;
+            self.floor = self.now;
+            return;
         }
         let names = &mut self.directories.entry(parent).or_default().names;
         match names.get_mut(name) {
@@ -176,7 +181,7 @@ impl Memory {
         if self.changing_unknown > 0 || !self.is_quiet_since(ino, asked) {
             return;
         }
-        if self.contents_bytes + content.len() > CONTENTS_MAX {
+        if self.contents_bytes + content.len() > CONTENTS_MAX || self.contents.len() >= CONTENTS_COUNT_MAX {
             self.contents.clear();
             self.contents_bytes = 0;
         }

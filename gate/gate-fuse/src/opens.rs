@@ -36,6 +36,9 @@ impl Opens {
     pub fn opened(&mut self, ino: u64) {
         let open = self.by_ino.entry(ino).or_default();
         open.count += 1;
+        if open.standing == Standing::Refused {
+            open.standing = Standing::Untold;
+        }
         if open.standing == Standing::Untold {
             self.untold.insert(ino);
         }
@@ -69,6 +72,16 @@ impl Opens {
         if let Some(open) = self.by_ino.get_mut(&ino) {
             open.standing = Standing::Refused;
             self.untold.remove(&ino);
+        }
+    }
+
+    /// Another server is told what the last one refused.
+    pub fn ask_again(&mut self) {
+        for (ino, open) in &mut self.by_ino {
+            if open.standing == Standing::Refused {
+                open.standing = Standing::Untold;
+                self.untold.insert(*ino);
+            }
         }
     }
 
@@ -141,6 +154,10 @@ mod tests {
     fn what_was_refused_is_waited_for_no_more_and_after_a_new_session_everything_is_to_be_told() {
         let mut opens = Opens::default();
         opens.opened(5);
+        opens.refused(5);
+        assert!(!opens.has_untold());
+        opens.ask_again();
+        assert!(opens.is_untold(5));
         opens.refused(5);
         opens.opened(6);
         opens.stands(6, 91);

@@ -61,6 +61,9 @@ pub struct Negotiated {
     pub max_write: u32,
 }
 
+/// No request has this key.
+const NOBODY: u64 = 0;
+
 /// Of [`Handle::fs_handle`]: the file was opened under a lease, and the rest is the number of the request that did it.
 const DELEGATED: u64 = 1 << 63;
 /// Of [`Handle::flags`], where open(2) has nothing: an open file that stands for those the server was not told of.
@@ -104,6 +107,7 @@ impl Handle {
 pub struct Noted {
     pub sequence: u64,
     pub step: u32,
+    pub op: u16,
 }
 
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -266,15 +270,15 @@ impl State {
     /// it.
     pub fn note(&mut self, key: u64, step: u32, op: u16) -> Result<u64, StateError> {
         let slot = match self.live.get(&key) {
-            Some(found) if found.noted.step == step => return Ok(found.noted.sequence),
+            // What a gate before this one had asked in its place is another operation, and over.
+            Some(found) if (found.noted.step, found.noted.op) == (step, op) => return Ok(found.noted.sequence),
             Some(found) => found.slot,
             None => *self.free.last().ok_or(StateError::JournalFull)?,
         };
         let sequence = self.next_sequence;
-        let mut note = Note { key, sequence, step, op: u32::from(op), check: 0 };
-        note.check = mix(&[note.key, note.sequence, u64::from(note.step) << 32 | u64::from(note.op)]);
-        self.write(note.as_bytes(), JOURNAL_AT + (slot * RECORD_BYTES) as u64)?;
-        if self.live.insert(key, LiveRequest { slot, noted: Noted { sequence, step } }).is_none() {
+        let noted = Noted { sequence, step, op };
+        self.write_note(slot, key, noted)?;
+        if self.live.insert(key, LiveRequest { slot, noted }).is_none() {
             self.free.pop();
         }
         self.next_sequence += 1;
@@ -286,6 +290,15 @@ impl State {
         if let Some(slot) = self.live.remove(&key) {
             self.free.push(slot.slot);
         }
+    }
+
+    /// The same, of a request whose key is used again: a gate that follows must not take the one for the other. Its
+    /// number stays, as the highest perhaps.
+    pub fn answered_once(&mut self, key: u64) -> Result<(), StateError> {
+        let Some(found) = self.live.remove(&key) else { return Ok(()) };
+        self.free.push(found.slot);
+        let Noted { sequence, step, op } = found.noted;
+        self.write_note(found.slot, NOBODY, Noted { sequence, step, op })
     }
 
     /// Every number up to this one belongs to an operation that has been answered.
@@ -498,7 +511,8 @@ impl State {
                 continue;
             }
             self.next_sequence = self.next_sequence.max(note.sequence + 1);
-            let found = LiveRequest { slot, noted: Noted { sequence: note.sequence, step: note.step } };
+            let noted = Noted { sequence: note.sequence, step: note.step, op: note.op as u16 };
+            let found = LiveRequest { slot, noted };
             // A slot that was freed and taken again within one request's life leaves an older record of it behind.
             match self.inherited.get(&note.key).copied() {
                 Some(other) if other.noted.sequence > note.sequence => self.free.push(slot),
@@ -549,6 +563,13 @@ impl State {
         let standing = handles.iter().filter(|(_, handle)| handle.is_standing());
         standing.for_each(|(fh, handle)| self.opens.stands(handle.ino, *fh));
         Ok(())
+    }
+
+    fn write_note(&self, slot: usize, key: u64, noted: Noted) -> Result<(), StateError> {
+        let Noted { sequence, step, op } = noted;
+        let mut note = Note { key, sequence, step, op: u32::from(op), check: 0 };
+        note.check = mix(&[note.key, note.sequence, u64::from(note.step) << 32 | u64::from(note.op)]);
+        self.write(note.as_bytes(), JOURNAL_AT + (slot * RECORD_BYTES) as u64)
     }
 
     fn store_head(&mut self) -> Result<(), StateError> {
@@ -652,12 +673,29 @@ mod tests {
         assert_eq!(state.note(12, 1, 29).expect("note"), 3);
         let mut state = again(&state);
         assert_eq!(state.acknowledged(), 0);
-        assert_eq!(state.claim(12), Some(Noted { sequence: 3, step: 1 }));
+        assert_eq!(state.claim(12), Some(Noted { sequence: 3, step: 1, op: 29 }));
         assert_eq!(state.claim(14), None);
         state.forget_unclaimed();
         assert_eq!(state.acknowledged(), 2);
         assert_eq!(state.note(14, 0, 31).expect("note"), 4);
         assert_eq!(state.note(12, 1, 29).expect("note"), 3);
+    }
+
+    #[test]
+    fn key_that_is_used_again_is_another_request_and_another_operation_another_number() {
+        let mut state = State::open(object()).expect("open");
+        state.begin_session(1).expect("begin");
+        assert_eq!(state.note(7, 0, 28).expect("note"), 1);
+        state.answered_once(7).expect("written");
+        assert_eq!(state.note(10, 0, 28).expect("note"), 2);
+        let mut state = again(&state);
+        assert_eq!((state.claim(7), state.claim(10).map(|noted| noted.sequence)), (None, Some(2)));
+        assert_eq!(state.note(10, 0, 42).expect("note"), 3, "a lock where the file was opened");
+        let mut state = State::open(object()).expect("open");
+        state.begin_session(1).expect("begin");
+        assert_eq!(state.note(7, 0, 28).expect("note"), 1);
+        state.answered_once(7).expect("written");
+        assert_eq!(again(&state).next_sequence(), 2, "the highest number is not lost");
     }
 
     #[test]

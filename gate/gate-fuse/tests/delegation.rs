@@ -38,6 +38,11 @@ fn inodes(mounted: &Mounted) -> u64 {
     space.f_files - space.f_ffree
 }
 
+/// A gate that has just heard the server answers by itself for a second.
+fn hear(mounted: &Mounted) {
+    inodes(mounted);
+}
+
 /// What is closed behind programs' backs takes its time.
 fn comes_to(what: &str, wanted: u64, mut look: impl FnMut() -> u64) {
     let until = Instant::now() + Duration::from_secs(5);
@@ -70,7 +75,7 @@ fn open_untold(path: &Path) -> File {
 }
 
 #[test]
-fn what_is_held_is_opened_read_and_looked_up_while_the_server_is_away() {
+fn what_is_held_is_opened_read_and_looked_up_without_the_server_but_not_for_long() {
     in_private_mounts(|| {
         let mut world = World::real();
         let (one, two) = (world.mount("one"), world.mount("two"));
@@ -79,16 +84,24 @@ fn what_is_held_is_opened_read_and_looked_up_while_the_server_is_away() {
         let path = one.path.join("d/a");
         assert_eq!(hold(&path), b"hello");
         assert!(fs::metadata(one.path.join("d/none")).is_err());
+        std::thread::sleep(NAMES_EXPIRE);
+        hear(&one);
         server(&mut world).cut_server();
         for round in 0..3 {
-            std::thread::sleep(NAMES_EXPIRE);
             let mut file = File::open(&path).expect("open");
             let mut bytes = Vec::new();
             file.read_to_end(&mut bytes).expect("read");
             assert_eq!((bytes.as_slice(), file.metadata().expect("stat").len()), (&b"hello"[..], 5), "round {round}");
             assert!(!one.path.join("d/none").exists());
         }
+        // Whoever hears nothing for long is not asked before others change something.
+        std::thread::sleep(NAMES_EXPIRE);
+        let late = path.clone();
+        let opening = std::thread::spawn(move || fs::read(late).expect("read"));
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!opening.is_finished(), "it waits for the server");
         server(&mut world).replace_server();
+        assert_eq!(opening.join().expect("it goes on"), b"hello");
         // And what others do afterwards is seen.
         fs::write(two.path.join("d/none"), b"here").expect("write");
         fs::write(two.path.join("d/a"), b"other").expect("write");
@@ -294,6 +307,7 @@ fn small_files_come_ahead_of_whoever_reads_some_and_are_those_of_now() {
         let read = |number: u8| fs::read(one.path.join(format!("e/f{number}"))).expect("read");
         assert!((0..5).all(|number| read(number) == [number; 3000]));
         std::thread::sleep(Duration::from_millis(500));
+        hear(&one);
         server(&mut world).cut_server();
         assert!((5..40).all(|number| read(number) == [number; 3000]));
         server(&mut world).replace_server();
@@ -340,6 +354,7 @@ fn of_directories_that_are_known_as_a_whole_it_is_known_what_is_not_there() {
         (0..20).for_each(|number| fs::write(own.join(number.to_string()), b"x").expect("write"));
         // Its times have changed, and the way to its names leads through it.
         fs::metadata(&own).expect("stat");
+        hear(&one);
         server(&mut world).cut_server();
         assert!((20..100).all(|number: u32| !own.join(number.to_string()).exists()));
         server(&mut world).replace_server();
@@ -422,5 +437,31 @@ fn open_files_are_what_they_were_while_names_change_and_gates_and_servers_die() 
             let _ = fs::remove_file(path(&nodes[0], name));
         }
         comes_to("all is closed", before, || inodes(&nodes[0]));
+    });
+}
+
+/// However it is opened once more: the server does not know that it has to stay, unless it is asked.
+#[test]
+fn file_without_a_name_is_opened_again_and_stays() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let (one, two) = (world.mount("one"), world.mount("two"));
+        let before = inodes(&one);
+        for by in [&one, &two] {
+            let path = one.path.join("a");
+            let mut made =
+                OpenOptions::new().create(true).truncate(true).read(true).write(true).open(&path).expect("open");
+            made.write_all(b"first").expect("write");
+            fs::metadata(&path).expect("stat");
+            fs::remove_file(by.path.join("a")).expect("unlink");
+            assert_eq!(made.metadata().expect("stat").nlink(), 0);
+            let again = File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&made))).expect("open");
+            drop(made);
+            std::thread::sleep(Duration::from_millis(3500));
+            rustix::fs::fadvise(&again, 0, None, rustix::fs::Advice::DontNeed).expect("drop");
+            assert_eq!((read_open(&again), again.metadata().expect("stat").nlink()), (b"first".to_vec(), 0));
+            drop(again);
+            comes_to("it is closed", before, || inodes(&one));
+        }
     });
 }

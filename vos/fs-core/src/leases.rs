@@ -298,6 +298,18 @@ impl Leases {
         }
     }
 
+    /// The inodes are no more, and nobody can keep anything of them.
+    pub fn removed(&self, inos: &[u64]) {
+        let mut state = self.state.lock();
+        for ino in inos {
+            for session in state.holders.remove(ino).unwrap_or_default().into_keys() {
+                if let Some(mailbox) = state.mailboxes.get_mut(&session) {
+                    mailbox.leases = mailbox.leases.saturating_sub(1);
+                }
+            }
+        }
+    }
+
     /// Whether the session could keep what it is told of this inode, if it were answered now.
     pub fn holds(&self, session: u64, ino: u64) -> bool {
         self.state.lock().holds(session, ino)

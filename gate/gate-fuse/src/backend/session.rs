@@ -196,6 +196,10 @@ impl Backend for SessionBackend {
         }
     }
 
+    fn is_up(&self) -> bool {
+        self.session.as_ref().is_some_and(Session::is_up)
+    }
+
     fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }

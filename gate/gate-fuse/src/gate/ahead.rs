@@ -7,7 +7,7 @@ use vos_api::fs::{CONTENT_BYTES_MAX, Entries, Readdir};
 
 use super::{Backend, Gate};
 use crate::backend::{Done, Op, ReplyData, Token};
-use crate::complete::Completer;
+use crate::complete::{Asked, Completer};
 use crate::flight::Flight;
 use crate::memory::Moment;
 use crate::translate::Then;
@@ -69,6 +69,7 @@ impl<B: Backend> Gate<B> {
     pub(super) fn page_came(&mut self, done: &Done<B::Data>) -> bool {
         let Some(at) = self.pages.iter().position(|page| page.token == done.token) else { return false };
         let Page { directory, from, asked, xattr_changes, .. } = self.pages.swap_remove(at);
+        let asked = Asked::at(asked);
         let is_current = xattr_changes == self.xattr_changes;
         let (cache, state, names) = (&mut self.cache, &mut self.state, &mut self.names);
         let mut completer = Completer { cache, state, names, name: None, is_current, asked, now: Instant::now() };

@@ -109,9 +109,12 @@ impl<B: Backend> Gate<B> {
         let Some((token, flight)) = self.flights.by_key(key) else { return Ok(Handled::Done) };
         let Some(sequence) = flight.waiting_lock else {
             // Of a request with two operations the second would be lost; nobody waits for those anyway.
-            if !matches!(flight.then, Then::Next | Then::Told { .. } | Then::Release { .. }) {
-                let at = flight.since + PATIENCE;
+            if !matches!(flight.then, Then::Next | Then::Release { .. }) {
+                let (at, has_next) = (flight.since + PATIENCE, matches!(flight.then, Then::Told { .. }));
                 self.flights.leave_at(token, at);
+                if has_next {
+                    self.flights.interrupted(token);
+                }
             }
             return Ok(Handled::Done);
         };
@@ -173,10 +176,15 @@ impl<B: Backend> Gate<B> {
                 self.state.leave(fh)?;
                 return Ok(());
             }
-            Then::Stands => {
-                self.stood(flight, done);
+            Then::Stands => return self.stood(flight, done),
+            Then::Told { fh } if done.status == 0 => {
+                match self.state.handle(fh) {
+                    Some(_) => self.state.replace(fh, done.results[0])?,
+                    None => self.stands(flight.ino, done.results[0]),
+                }
                 return Ok(());
             }
+            Then::Told { .. } => return Ok(()),
             _ => {}
         }
         let asked = self.changed(flight, done);

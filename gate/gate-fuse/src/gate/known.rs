@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 
 use super::{Backend, Gate, GateError};
 use crate::backend::Done;
-use crate::complete::{Completer, FuseReply, touched_by};
+use crate::complete::{Asked, Completer, FuseReply, touched_by};
 use crate::flight::{Flight, Loser};
 use crate::kernel;
 use crate::memory::{Memory, Moment, Touched};
@@ -22,6 +22,10 @@ impl<B: Backend> Gate<B> {
     /// Answers what is known. `false`: the server has to be asked.
     pub(super) fn answer_from_memory(&mut self, request: &Request<'_>) -> Result<bool, GateError> {
         let (unique, ino) = (request.header.unique, request.header.nodeid);
+        // A file that a dead gate opened so is answered whatever is known by now.
+        if !self.is_heard() && !matches!(request.body, Body::Open(_)) {
+            return Ok(false);
+        }
         match request.body {
             Body::Lookup { name } => {
                 let Some(reply) = self.look_up_here(ino, name) else { return Ok(false) };
@@ -68,7 +72,7 @@ impl<B: Backend> Gate<B> {
             None => None,
         };
         let (cache, state, names) = (&mut self.cache, &mut self.state, &mut self.names);
-        let (asked, now) = (cache.memory.now(), Instant::now());
+        let (asked, now) = (Asked::at(cache.memory.now()), Instant::now());
         let mut completer = Completer { cache, state, names, name: Some(name), is_current: false, asked, now };
         Some(match attr {
             Some(attr) => FuseReply::Bytes(completer.entry(parent, Some(name), &attr, LEASED).as_bytes().to_vec()),

@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 
 use super::{Backend, Gate, GateError, Handled, IN_FLIGHT_MAX, stand_key};
 use crate::backend::{Done, Op};
-use crate::complete::Completer;
+use crate::complete::{Asked, Completer};
 use crate::flight::Flight;
 use crate::kernel::{self, OpenIn};
 use crate::request::Request;
@@ -28,7 +28,11 @@ impl<B: Backend> Gate<B> {
         let is_resent = unique & kernel::UNIQUE_RESEND != 0;
         // A gate that died between the table and the answer had opened it.
         let is_open = is_resent && self.state.delegated(ino, key).is_some();
+        // Of one without a name the server would not know that it has to stay.
+        let has_name = self.cache.memory.attr(ino).is_some_and(|attr| attr.links.get() > 0);
         let may = self.cache.delegates(ino)
+            && has_name
+            && self.is_heard()
             && head.flags & libc::O_TRUNC as u32 == 0
             && self.state.noted(key).is_none()
             && !self.flights.is_blind(ino)
@@ -37,7 +41,7 @@ impl<B: Backend> Gate<B> {
             return Ok(false);
         }
         let (cache, state, names) = (&mut self.cache, &mut self.state, &mut self.names);
-        let (asked, now) = (cache.memory.now(), std::time::Instant::now());
+        let (asked, now) = (Asked::at(cache.memory.now()), std::time::Instant::now());
         let is_leased = cache.is_leased(ino);
         let mut completer = Completer { cache, state, names, name: None, is_current: false, asked, now };
         let Some(out) = completer.open(Handle::delegated(ino, key, head.flags), is_leased) else { return Ok(false) };
@@ -69,7 +73,10 @@ impl<B: Backend> Gate<B> {
             }
             let plan = translate::stand(ino);
             let sequence = Some(self.state.note(key, 0, OPEN)?);
-            let Ok(token) = self.backend.submit(&Op::of(&plan.asked, plan.in_capacity, sequence)) else { break };
+            let Ok(token) = self.backend.submit(&Op::of(&plan.asked, plan.in_capacity, sequence)) else {
+                self.state.answered(key);
+                break;
+            };
             self.flights.insert(token, Flight { is_left: true, ..Flight::new(key, key, ino, Then::Stands) });
         }
         Ok(())
@@ -94,7 +101,7 @@ impl<B: Backend> Gate<B> {
     }
 
     /// The answer to what was told.
-    pub(super) fn stood(&mut self, flight: &Flight, done: &Done<B::Data>) {
+    pub(super) fn stood(&mut self, flight: &Flight, done: &Done<B::Data>) -> Result<(), GateError> {
         if done.status == 0 {
             self.stands(flight.ino, done.results[0]);
         } else {
@@ -105,5 +112,7 @@ impl<B: Backend> Gate<B> {
             );
             self.state.opens().refused(flight.ino);
         }
+        // The next time it is told of the same inode is another one.
+        Ok(self.state.answered_once(flight.key)?)
     }
 }

@@ -162,11 +162,17 @@ impl Fs {
     pub(crate) fn reap(&self, inos: &[u64]) -> Result<(), Errno> {
         let mut left = inos;
         while !left.is_empty() {
-            let mut done = 0;
+            let (mut done, mut removed) = (0, Vec::new());
             self.transact_quietly(|txn| {
                 for ino in left.iter().take(REAP_INODES_MAX) {
                     match txn.inode(*ino) {
-                        Ok(inode) if is_unused(&inode) && !wipe_step(txn, *ino)? => break,
+                        Ok(inode) if is_unused(&inode) => {
+                            if !wipe_step(txn, *ino)? {
+                                break;
+                            }
+                            removed.push(*ino);
+                            done += 1;
+                        }
                         Ok(_) | Err(Errno::Gone) => done += 1,
                         Err(errno) => return Err(errno),
                     }
@@ -176,6 +182,7 @@ impl Fs {
                 }
                 Ok(())
             })?;
+            self.leases.removed(&removed);
             left = left.get(done..).unwrap_or_default();
         }
         Ok(())
