@@ -74,7 +74,7 @@ impl<B: Backend> Gate<B> {
             let plan = translate::stand(ino);
             let sequence = Some(self.state.note(key, 0, OPEN)?);
             let Ok(token) = self.backend.submit(&Op::of(&plan.asked, plan.in_capacity, sequence)) else {
-                self.state.answered(key);
+                self.state.answered_once(key)?;
                 break;
             };
             self.flights.insert(token, Flight { is_left: true, ..Flight::new(key, key, ino, Then::Stands) });
