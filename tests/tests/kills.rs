@@ -249,8 +249,10 @@ fn program_that_waits_for_a_lost_disk_can_be_killed_and_others_go_on_when_it_is_
     assert_eq!(says.next().as_deref(), Some("writes"));
     cluster.ok(&["kill", "-s", "USR1", DC, &appender]);
     let signalled = Instant::now();
-    let mut waiting = cluster.spawn(&["run", DC, "--node", "n1", "--workdir", "/", "--", "cat", "/dc/greeting"]);
-    let mut killed = cluster.spawn(&["run", DC, "--node", "n1", "--workdir", "/", "--", "cat", "/dc/greeting"]);
+    // What its node was told before nobody has to be asked for.
+    let asks = ["run", DC, "--node", "n1", "--workdir", "/", "--", "sh", "-c", "echo >> /dc/asked; cat /dc/greeting"];
+    let mut waiting = cluster.spawn(&asks);
+    let mut killed = cluster.spawn(&asks);
     let pids = eventually("both wait", SOON, || {
         let mut pids = names();
         pids.retain(|pid| *pid != appender);

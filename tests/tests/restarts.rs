@@ -69,24 +69,28 @@ fn program_does_not_notice_the_death_of_any_server_gate_or_proxy() {
     assert_complete(&cluster, writer);
 }
 
-fn know_the_directory(cluster: &Cluster) {
+/// A directory that nodes have not contended for, so that their kernels trust names in it.
+fn know_a_directory(cluster: &Cluster, directory: &str) {
+    cluster.sh("shop", "n1", &format!("mkdir {directory}"));
     for node in ["n2", "n3"] {
-        cluster.sh("shop", node, "ls /dc/d; ls /dc/d/mine /dc/d/other || true");
+        cluster.sh("shop", node, &format!("ls {directory}; ls {directory}/mine {directory}/other || true"));
     }
 }
 
 /// Two programs on n1 and n2 that change one directory, while the gate of n3 stands still, which has to be asked before
 /// anything there changes. `None`: the gate of n2 does not wait for its directory's lock.
-fn change_at_once(cluster: &Cluster, third: &str, waits: impl Fn() -> bool) -> Option<(Child, Child)> {
+fn change_at_once(cluster: &Cluster, directory: &str, third: &str, waits: impl Fn() -> bool) -> Option<(Child, Child)> {
+    know_a_directory(cluster, directory);
+    let (of_mine, of_other) = (format!("{directory}/mine"), format!("{directory}/other"));
     cluster.ok(&["dev", "exec", "n3", "--", "kill", "-STOP", third]);
-    let mine = cluster.spawn(&["run", "shop", "--node", "n2", "--", "touch", "/dc/d/mine"]);
+    let mine = cluster.spawn(&["run", "shop", "--node", "n2", "--", "touch", &of_mine]);
     eventually("its directory is locked, or it is done", SOON, || {
         let shown = cluster.json(&["ps", "-a", "shop", "-o", "json"]);
         let shown = shown.as_array().expect("a list");
-        let mut of_it = shown.iter().filter(|process| process.to_string().contains("/dc/d/mine"));
+        let mut of_it = shown.iter().filter(|process| process.to_string().contains(&of_mine));
         of_it.next_back().filter(|process| process["waits_for_tree"] == true || process["state"] != "running").map(drop)
     });
-    let other = cluster.spawn(&["run", "shop", "--node", "n1", "--", "touch", "/dc/d/other"]);
+    let other = cluster.spawn(&["run", "shop", "--node", "n1", "--", "touch", &of_other]);
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(4) {
         if waits() {
@@ -97,8 +101,6 @@ fn change_at_once(cluster: &Cluster, third: &str, waits: impl Fn() -> bool) -> O
     for program in [mine, other] {
         program.wait_with_output().expect("the program ends");
     }
-    cluster.sh("shop", "n1", "rm /dc/d/mine /dc/d/other");
-    know_the_directory(cluster);
     None
 }
 
@@ -111,15 +113,14 @@ fn gate_that_cannot_die_before_its_successor_has_answered_has_one() {
     let gate = |node: &str| pids(&cluster, node, "^dvs gate fuse").pop();
     let signal = |node: &str, signal: &str, pid: &str| cluster.ok(&["dev", "exec", node, "--", "kill", signal, pid]);
     let (second, third) = (gate("n2").expect("a gate"), gate("n3").expect("a gate"));
-    cluster.sh("shop", "n1", "mkdir /dc/d");
-    know_the_directory(&cluster);
     let threads = |letter: &str| {
         let script = format!("awk '$2 == \"(notifier)\" {{ print $3 }}' /proc/{second}/task/*/stat | grep -c {letter}");
         cluster.output(&["dev", "exec", "n2", "--", "sh", "-c", &script]).stdout
     };
     // On a busy machine the gate that stands still is fenced before both programs have asked: then once more.
-    let (mine, other) =
-        (0..5).find_map(|_| change_at_once(&cluster, &third, || threads("D") != b"0\n")).expect("in time");
+    let directory = |attempt| format!("/dc/d{attempt}");
+    let attempt = |number| change_at_once(&cluster, &directory(number), &third, || threads("D") != b"0\n");
+    let (number, (mine, other)) = (0..5).find_map(|number| Some((number, attempt(number)?))).expect("in time");
     signal("n2", "-KILL", &second);
     eventually("there is another one", SOON, || gate("n2").filter(|pid| *pid != second));
     signal("n3", "-CONT", &third);
@@ -127,7 +128,7 @@ fn gate_that_cannot_die_before_its_successor_has_answered_has_one() {
         let output = program.wait_with_output().expect("the program ends");
         assert!(output.status.success(), "{output:?}{}", cluster.logs());
     }
-    assert_eq!(cluster.sh("shop", "n2", "ls /dc/d"), "mine\nother\n");
+    assert_eq!(cluster.sh("shop", "n2", &format!("ls {}", directory(number))), "mine\nother\n");
     await_running(&cluster);
 }
 
