@@ -60,6 +60,13 @@ impl<B: Backend> Gate<B> {
         Ok(true)
     }
 
+    /// Makes answers of what is known now.
+    pub(super) fn of_what_is_known<'a>(&'a mut self, name: Option<&'a [u8]>) -> Completer<'a> {
+        let (cache, state, names) = (&mut self.cache, &mut self.state, &mut self.names);
+        let (asked, now) = (Asked::at(cache.memory.now()), Instant::now());
+        Completer { cache, state, names, name, is_current: false, asked, now }
+    }
+
     /// What a name leads to, under leases of its directory and of its inode.
     fn look_up_here(&mut self, parent: u64, name: &[u8]) -> Option<FuseReply> {
         if !self.cache.is_leased(parent) || matches!(name, b"." | b"..") {
@@ -71,9 +78,7 @@ impl<B: Backend> Gate<B> {
             Some(_) => return None,
             None => None,
         };
-        let (cache, state, names) = (&mut self.cache, &mut self.state, &mut self.names);
-        let (asked, now) = (Asked::at(cache.memory.now()), Instant::now());
-        let mut completer = Completer { cache, state, names, name: Some(name), is_current: false, asked, now };
+        let mut completer = self.of_what_is_known(Some(name));
         Some(match attr {
             Some(attr) => FuseReply::Bytes(completer.entry(parent, Some(name), &attr, LEASED).as_bytes().to_vec()),
             None => completer.absent(parent),

@@ -11,7 +11,6 @@ use zerocopy::IntoBytes;
 
 use super::{Backend, Gate, GateError, Handled, IN_FLIGHT_MAX, stand_key};
 use crate::backend::{Done, Op};
-use crate::complete::{Asked, Completer};
 use crate::flight::Flight;
 use crate::kernel::{self, OpenIn};
 use crate::request::Request;
@@ -40,11 +39,10 @@ impl<B: Backend> Gate<B> {
         if !may && !is_open {
             return Ok(false);
         }
-        let (cache, state, names) = (&mut self.cache, &mut self.state, &mut self.names);
-        let (asked, now) = (Asked::at(cache.memory.now()), std::time::Instant::now());
-        let is_leased = cache.is_leased(ino);
-        let mut completer = Completer { cache, state, names, name: None, is_current: false, asked, now };
-        let Some(out) = completer.open(Handle::delegated(ino, key, head.flags), is_leased) else { return Ok(false) };
+        let is_leased = self.cache.is_leased(ino);
+        let Some(out) = self.of_what_is_known(None).open(Handle::delegated(ino, key, head.flags), is_leased) else {
+            return Ok(false);
+        };
         self.answer(unique, 0, out.as_bytes())?;
         Ok(true)
     }
