@@ -103,6 +103,8 @@ pub mod valid {
     pub const CTIME: u32 = 64;
     /// Clear set-user-id and set-group-id, as a write by somebody without CAP_FSETID does.
     pub const KILL_SUID: u32 = 128;
+    /// Changes nothing: see [`super::BEHIND`].
+    pub const BEHIND: u32 = 256;
 }
 
 operations! {
@@ -188,7 +190,7 @@ operations! {
 
     /// Reply data: an [`Attr`] without [`BARE`], for whoever has room for it.
     WRITE = 31: once Write<'a> {
-        /// [`APPEND`] ignores the offset and writes at the end; [`LATE`], [`KILL_SUID`].
+        /// [`APPEND`] ignores the offset and writes at the end; [`LATE`], [`BEHIND`], [`KILL_SUID`].
         marks: u16,
         ino: u64,
         offset: u64,
@@ -267,6 +269,14 @@ operations! {
         bytes: U64,
         time_ns: U64,
     } -> Copied [IsDirectory, FileTooBig, NoSpace, Gone];
+
+    /// From now on, for good, the client may make changes of files that it has exclusively ([`EXCLUSIVE`]) before it
+    /// tells of them, and understands [`TELL`].
+    WRITES_BEHIND = 49: repeatable WritesBehind {} -> Empty [NoSpace];
+
+    /// The client told of everything that it had changed when the events up to this recall number came, of the inodes
+    /// that they name, and has none of these exclusively any more. What it keeps in caches it may keep.
+    TOLD = 50: repeatable Told { recall: u64 } -> Empty [];
 
     /// Makes a whole regular file in one step.
     PLACE = 48: once PlaceFile<'a> {
@@ -371,6 +381,9 @@ pub const APPEND: u16 = 1;
 /// Flag of [`Write`]: these bytes were changed earlier, without a word to the server ([`WRITABLE`]). From a client that
 /// has been asked for its lease, such writes come before whatever change the lease was asked for.
 pub const LATE: u16 = 2;
+/// Flag of [`Write`]: its program was answered earlier, while the session had the inode exclusively. Such a change comes
+/// before whatever the client was asked for. [`valid::BEHIND`] says the same of [`Setattr`].
+pub const BEHIND: u16 = 4;
 /// Flag of [`Write`], [`Open`] with `O_TRUNC`, [`Fallocate`] and [`CopyRange`]: in the same step, a regular file loses
 /// set-user-id, and set-group-id when its group may execute it (the caller lacks CAP_FSETID).
 pub const KILL_SUID: u16 = 1 << 8;
@@ -392,6 +405,17 @@ pub const DELEGATES: u64 = 4;
 /// Flag of [`Unlink`] and [`Rename`]: the client has files open of which it has not told ([`DELEGATES`]). When the last
 /// name goes of one that may be among them, the reply has a handle through which it stays.
 pub const DELEGATED: u16 = 1 << 8;
+/// Bit of `results[3]` of [`CreateFile`], [`Write`] and [`Setattr`], beside [`LEASE`]: nobody else keeps anything of the
+/// regular file or has it open, and whoever looks waits until the client said [`Told`]. Until it is asked the client may
+/// answer programs that write or change attributes before it tells the server, as long as the server has [`ROOM`].
+pub const EXCLUSIVE: u64 = 8;
+/// Bit of `results[3]` of the same: what the client has not told yet has room, if it is at most [`BEHIND_BYTES_MAX`] and
+/// [`BEHIND_COUNT_MAX`] changes. An answer without it: nothing more is to be changed before it is told.
+pub const ROOM: u64 = 16;
+/// Bytes that a client may have written without having told of them.
+pub const BEHIND_BYTES_MAX: usize = 1 << 20;
+/// The same of changes.
+pub const BEHIND_COUNT_MAX: usize = 128;
 /// Bit of `results[3]` of [`Read`]: the reply data says where the bytes lie.
 pub const PLACES: u64 = 2;
 
@@ -446,7 +470,7 @@ pub struct Event {
     /// For [`ENTRY`] the parent. 0 with [`INODE`]: everything, because the server does not know any more who keeps
     /// what.
     pub ino: U64,
-    /// [`INODE`] or [`ENTRY`].
+    /// [`INODE`], [`ENTRY`] or [`TELL`].
     pub kind: U32,
     /// Bytes that follow, padded to 8. [`ENTRY`]: the name. [`INODE`]: none, or 8 bytes: a u64, how long a file is
     /// about to be at least, for clients that go by the size they know.
@@ -455,6 +479,8 @@ pub struct Event {
 
 pub const INODE: u32 = 1;
 pub const ENTRY: u32 = 2;
+/// Nothing is to be dropped: what was changed and not told is wanted ([`Told`]). Only for clients that write behind.
+pub const TELL: u32 = 3;
 
 const _: () = assert!(size_of::<Attr>() == 72);
 const _: () = assert!(size_of::<SetAttr>() == 48);

@@ -146,6 +146,8 @@ fn locks_and_events_lie_where_they_always_did() {
     check(fs::UnlockOwner { ino: 2, owner: 3 }, (44, 0, [2, 3, 0], b""), Once);
     check(fs::Events {}, (45, 0, [0; 3], b""), Repeatable);
     check(fs::Released { recall: 2 }, (46, 0, [2, 0, 0], b""), Repeatable);
+    check(fs::WritesBehind {}, (49, 0, [0; 3], b""), Repeatable);
+    check(fs::Told { recall: 2 }, (50, 0, [2, 0, 0], b""), Repeatable);
 }
 
 #[test]

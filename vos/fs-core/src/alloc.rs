@@ -11,6 +11,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use vos_api::fs::{BEHIND_BYTES_MAX, BEHIND_COUNT_MAX};
+
+use crate::device::BLOCK64;
 use crate::extents::Run;
 
 /// Blocks that one stored record of the bitmap covers.
@@ -18,6 +21,11 @@ pub const CHUNK_BLOCKS: u64 = 8192;
 const CHUNK_WORDS: usize = (CHUNK_BLOCKS / 64) as usize;
 /// Kept back so that truncation, which may have to write one partial block, works on a full volume.
 pub const RESERVE_BLOCKS: u64 = 64;
+/// Kept back for each session that writes behind: twice what it may have changed without having told, since it may have
+/// changed as much again when it hears that there is no room; a change of few bytes takes two blocks.
+pub const BEHIND_BLOCKS: u64 = 2 * (BEHIND_BYTES_MAX as u64 / BLOCK64 + 2 * BEHIND_COUNT_MAX as u64);
+/// Where that is more than this part of a volume, nobody writes behind.
+const BEHIND_DIVISOR: u64 = 16;
 
 /// Held by whoever reads blocks: those freed meanwhile are not handed out before it is dropped.
 pub type Generation = Arc<()>;
@@ -26,6 +34,8 @@ pub type Generation = Arc<()>;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Claim {
     Normal,
+    /// A change whose program was answered before: its space was kept back.
+    Behind,
     /// An operation that frees space in the end.
     Emergency,
 }
@@ -35,6 +45,8 @@ pub struct Allocator {
     owned: Bitmap,
     busy: Bitmap,
     free: u64,
+    /// Of these, for sessions that write behind.
+    kept_back: u64,
     /// Where the next search begins: after the last allocation.
     cursor: u64,
     generation: Generation,
@@ -56,6 +68,7 @@ impl Allocator {
             owned: Bitmap::new(blocks),
             busy: Bitmap::new(blocks),
             free: blocks,
+            kept_back: 0,
             cursor: 0,
             generation: Arc::new(()),
             freed: Vec::new(),
@@ -92,7 +105,26 @@ impl Allocator {
 
     /// Free for normal use, now or after a checkpoint.
     pub fn available(&self) -> u64 {
-        (self.free + self.pending()).saturating_sub(RESERVE_BLOCKS)
+        (self.free + self.pending()).saturating_sub(RESERVE_BLOCKS + self.kept_back)
+    }
+
+    /// So many sessions write behind.
+    pub fn keep_back(&mut self, sessions: u64) {
+        let blocks = sessions.saturating_mul(BEHIND_BLOCKS);
+        self.kept_back = if blocks <= self.blocks / BEHIND_DIVISOR { blocks } else { 0 };
+    }
+
+    /// Whether there is all that is kept back for them.
+    pub fn has_kept_back(&self) -> bool {
+        self.kept_back > 0 && self.free + self.pending() >= self.kept_back + RESERVE_BLOCKS
+    }
+
+    fn reserve(&self, claim: Claim) -> u64 {
+        match claim {
+            Claim::Normal => RESERVE_BLOCKS + self.kept_back,
+            Claim::Behind => RESERVE_BLOCKS,
+            Claim::Emergency => 0,
+        }
     }
 
     /// Blocks that a checkpoint would make free.
@@ -108,8 +140,7 @@ impl Allocator {
     /// Takes `count` blocks, in as few runs as can be had near the cursor. All or nothing.
     pub fn take(&mut self, count: u64, claim: Claim) -> Option<Vec<Run>> {
         self.reap();
-        let reserve = if claim == Claim::Normal { RESERVE_BLOCKS } else { 0 };
-        if self.free < count + reserve {
+        if self.free < count + self.reserve(claim) {
             return None;
         }
         let mut runs = Vec::new();
@@ -141,8 +172,7 @@ impl Allocator {
         part_blocks: u64,
         may_use: impl Fn(u64) -> bool,
     ) -> Option<Vec<Run>> {
-        let reserve = if claim == Claim::Normal { RESERVE_BLOCKS } else { 0 };
-        if self.free < count + reserve {
+        if self.free < count + self.reserve(claim) {
             return None;
         }
         let (mut runs, mut left, mut at) = (Vec::new(), count, 0);

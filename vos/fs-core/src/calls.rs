@@ -17,9 +17,9 @@ use vos_api::{Class, Unreadable};
 use crate::cache::Part;
 use crate::core::{Fs, Growth};
 use crate::error::Errno;
-use crate::leases::{Blocked, Change, Go, Pages, Touch, When, Woken};
+use crate::leases::{Blocked, Change, Go, Look, Pages, Resume, Touch, When, Woken};
 use crate::locks::{Held, Table, UNLOCK};
-use crate::model::{key2, tag};
+use crate::model::{Inode, key2, tag};
 use crate::ops;
 use crate::sessions::{AWAY_MS_MAX, End, Mark, SharedAnswer};
 
@@ -53,6 +53,8 @@ pub struct Reply {
     pub parts: Vec<Part>,
     /// The lease bit is set when the session holds leases on all of these at the moment of answering.
     pub lease: Vec<u64>,
+    /// A regular file that was changed: the session may get it exclusively.
+    pub changed: Option<u64>,
 }
 
 pub type Responder = Box<dyn FnOnce(Reply) + Send>;
@@ -75,6 +77,12 @@ impl Reply {
 
     pub fn lease_on(mut self, inos: impl IntoIterator<Item = u64>) -> Reply {
         self.lease.extend(inos);
+        self
+    }
+
+    /// To a change of a file that its session may have exclusively.
+    pub fn changes(mut self, ino: u64, inode: &Inode) -> Reply {
+        self.changed = inode.is_file().then_some(ino);
         self
     }
 }
@@ -112,7 +120,16 @@ impl Fs {
         }
         match call.request() {
             Ok(Request::Read(read)) => self.begin_read(read, call, answer),
-            Ok(Request::Fsync(_)) => answer(self.sync().map_or_else(Reply::failed, |()| Reply::default())),
+            Ok(Request::Fsync(fsync)) => self.begin_sync(fsync.ino, &call, answer),
+            Ok(Request::WritesBehind(_)) => {
+                let kept = self.keep_behind(call.session);
+                answer(kept.map_or_else(Reply::failed, |()| Reply::default()));
+            }
+            Ok(Request::Told(told)) => {
+                let woken = self.leases.told(call.session, told.recall);
+                answer(Reply::default());
+                self.wake(woken);
+            }
             Ok(Request::Events(_)) => self.leases.poll(call.session, call.capacity, answer),
             Ok(Request::Released(released)) => {
                 let woken = self.leases.released(call.session, released.recall, self.now());
@@ -124,7 +141,7 @@ impl Fs {
                 answer(Reply::default());
             }
             Ok(Request::Setlk(_)) => self.begin_job(call, answer, Fs::run_setlk),
-            Ok(_) if api::class_of(call.op) == Some(Class::Once) => self.begin_job(call, answer, Fs::run_change),
+            Ok(_) if api::class_of(call.op) == Some(Class::Once) => self.begin_change(call, answer),
             Ok(_) => self.begin_look(call, answer),
             Err(why) => answer(Reply::failed(why.into())),
         }
@@ -197,7 +214,38 @@ impl Fs {
             Go::On => fs.run_read(&call, answer),
             Go::Fenced => answer(Reply::failed(Errno::Stale)),
         });
-        if let Err(resume) = self.leases.look(session, ino, look, resume) {
+        if let Err(resume) = self.leases.look(session, ino, look, self.now(), resume) {
+            resume(Go::On);
+        }
+    }
+
+    /// What others changed and did not tell yet is made durable, too.
+    fn begin_sync(self: &Arc<Fs>, ino: u64, call: &Call, answer: Responder) {
+        let (session, fs) = (call.session, self.clone());
+        let resume: Resume = Box::new(move |go| match go {
+            Go::On => answer(fs.sync().map_or_else(Reply::failed, |()| Reply::default())),
+            Go::Fenced => answer(Reply::failed(Errno::Stale)),
+        });
+        let parked = match ino {
+            0 => self.leases.settle(session, self.now(), resume),
+            _ => self.leases.look(session, ino, Look::Told, self.now(), resume),
+        };
+        if let Err(resume) = parked {
+            resume(Go::On);
+        }
+    }
+
+    /// What others have exclusively and this change reads, or opens, they have to tell of first.
+    fn begin_change(self: &Arc<Fs>, call: Call, answer: Responder) {
+        let session = call.session;
+        let read = ops::read_by_change(self, &call).filter(|ino| self.leases.is_taken(session, *ino));
+        let Some(ino) = read else { return self.begin_job(call, answer, Fs::run_change) };
+        let fs = self.clone();
+        let resume = Box::new(move |go| match go {
+            Go::On => fs.begin_job(call, answer, Fs::run_change),
+            Go::Fenced => answer(Reply::failed(Errno::Stale)),
+        });
+        if let Err(resume) = self.leases.look(session, ino, Look::Told, self.now(), resume) {
             resume(Go::On);
         }
     }
@@ -217,6 +265,23 @@ impl Fs {
             if is_held {
                 reply.results[3] |= api::LEASE | api::DELEGATES;
             }
+            answer(reply);
+        });
+    }
+
+    /// The same of a change.
+    fn deliver_change(&self, session: u64, mut reply: Reply, answer: Responder) {
+        let Some(ino) = reply.changed else { return self.deliver(session, reply, answer) };
+        let inos = std::mem::take(&mut reply.lease);
+        let room = if self.has_room_behind() { api::ROOM } else { 0 };
+        self.leases.deliver_change(session, &inos, ino, |terms| {
+            if terms.is_held {
+                reply.results[3] |= api::LEASE | api::DELEGATES;
+            }
+            if terms.is_exclusive {
+                reply.results[3] |= api::EXCLUSIVE;
+            }
+            reply.results[3] |= room;
             answer(reply);
         });
     }
@@ -259,6 +324,8 @@ impl Fs {
         };
         let session = job.call.session;
         let when = match job.call.request() {
+            Ok(Request::Write(write)) if write.marks & api::BEHIND != 0 => When::Behind,
+            Ok(Request::Setattr(it)) if it.wanted.valid.get() & api::valid::BEHIND != 0 => When::Behind,
             Ok(Request::Write(write)) if write.marks & api::LATE != 0 => When::Earlier,
             _ => When::Now,
         };
@@ -427,7 +494,7 @@ impl Job {
         let others = self.mark().map(|mark| self.fs.sessions.lock().finish(mark)).unwrap_or_default();
         let own = self.answer.lock().take();
         for answer in own.into_iter().chain(others) {
-            self.fs.deliver(self.call.session, reply.clone(), answer);
+            self.fs.deliver_change(self.call.session, reply.clone(), answer);
         }
     }
 }

@@ -135,6 +135,9 @@ pub(crate) struct Found {
     pub meta_bytes: i64,
 }
 
+/// The part of the metadata that is kept back for those who write behind.
+const BEHIND_META_DIVISOR: u64 = 16;
+
 /// Whether an operation may use up metadata.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Growth {
@@ -313,6 +316,17 @@ impl Fs {
         self.meta_bytes.load(Ordering::Relaxed).max(0) as u64 + self.store.pending_bytes() as u64
     }
 
+    /// Sessions that write behind came or went.
+    pub(crate) fn keep_back(&self) {
+        self.blocks.lock().keep_back(self.leases.behind_count());
+    }
+
+    /// Whether there is room for what sessions may have changed and not told.
+    pub(crate) fn has_room_behind(&self) -> bool {
+        let limit = self.layout.meta_limit();
+        self.blocks.lock().has_kept_back() && self.meta_used() < limit - limit / BEHIND_META_DIVISOR
+    }
+
     /// Number of the last record.
     pub(crate) fn applied(&self) -> u64 {
         self.progress.lock().applied
@@ -351,7 +365,7 @@ impl Fs {
 
     /// Blocks that were taken, once their space is set aside; when there is none to be had, others whose space is.
     fn have_space(&self, runs: Vec<Run>, claim: Claim) -> Result<Vec<Run>, Errno> {
-        let need = if claim == Claim::Emergency { Need::Server } else { Need::Users };
+        let need = if claim == Claim::Normal { Need::Users } else { Need::Server };
         let Err(errno) = self.aside.data(&runs, need) else { return Ok(runs) };
         let mut blocks = self.blocks.lock();
         blocks.give_back(&runs);

@@ -21,6 +21,9 @@
 //! first of what is open. A session that removes the last name of such an inode itself is given a handle of it
 //! ([`Leases::is_delegated`]).
 //!
+//! What only one session holds it may have *exclusively*: then it changes files before it tells, and whoever looks waits
+//! until it has told ([`exclusive`]).
+//!
 //! When a session ends, what it has parked ends with it ([`Go::Fenced`]).
 //!
 //! A restarted server does not know who holds what: every session of before owes one event "drop everything"
@@ -29,10 +32,12 @@
 //! The lock here is a leaf; answers of parked EVENTS requests are given under it, so that a reply with the lease bit
 //! ([`Leases::deliver`]) can never be overtaken by the event that takes the lease back.
 
+pub mod exclusive;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use parking_lot::Mutex;
-use vos_api::fs::{ENTRY, Event, INODE, RECALL_MS};
+use vos_api::fs::{ENTRY, Event, INODE, RECALL_MS, TELL};
 use zerocopy::IntoBytes;
 
 use crate::calls::{Reply, Responder};
@@ -111,6 +116,8 @@ pub enum When {
     /// It was changed in a mapping before, and the lease that this was done under may have been asked back because
     /// somebody wants to see it.
     Earlier,
+    /// Its program was answered before, while the session had the inode exclusively.
+    Behind,
 }
 
 /// What a reader does with the pages it is given.
@@ -121,7 +128,8 @@ pub enum Pages {
     Changed,
 }
 
-/// How long somebody waits who looks at attributes.
+/// How long somebody waits who looks at attributes. What a session has exclusively is waited for in any case: to tell
+/// of it that session needs nobody.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Look {
     /// Until nothing can make the answer old before it is taken back.
@@ -129,6 +137,8 @@ pub enum Look {
     /// Not while the session is asked for anything: giving that back may wait for this look (it holds the lock of a
     /// directory).
     Hasty,
+    /// For what others have exclusively, and for nothing else.
+    Told,
 }
 
 #[derive(Default)]
@@ -151,6 +161,7 @@ struct State {
     /// By their numbers: in the order in which they came.
     waiters: BTreeMap<u64, Waiter>,
     readers: Vec<Reader>,
+    exclusive: exclusive::Exclusive,
 }
 
 /// What somebody waits for a lease for.
@@ -174,6 +185,8 @@ enum Told {
         bytes: Option<u64>,
     },
     Name(Vec<u8>),
+    /// What was changed before it was told is wanted.
+    Tell,
 }
 
 #[derive(Default)]
@@ -190,6 +203,10 @@ struct Mailbox {
     owed: VecDeque<(u64, Option<u64>, u64)>,
     /// The recall that asks for everything.
     everything: Option<u64>,
+    /// The session may have anything exclusively until it has told up to this recall, and since when.
+    untold: Option<(u64, u64)>,
+    /// The session understands [`TELL`].
+    writes_behind: bool,
     poll: Option<(usize, Responder)>,
 }
 
@@ -225,7 +242,7 @@ impl Leases {
     /// Registers a lease before the state it covers is read. Whether it still stands is decided by [`Leases::deliver`].
     pub fn register(&self, session: u64, ino: u64) {
         let mut state = self.state.lock();
-        if session != 0 && !state.places.contains_key(&ino) {
+        if session != 0 && !state.places.contains_key(&ino) && !state.is_taken(session, ino) {
             state.hold(session, ino);
         }
     }
@@ -234,6 +251,11 @@ impl Leases {
     /// go on because of this is answered. `Err`: nothing has to be waited for, `resume` comes back.
     pub fn read(&self, session: u64, ino: u64, pages: Pages, now_ms: u64, resume: Resume) -> Result<Woken, Resume> {
         let mut state = self.state.lock();
+        let behind = state.last_number;
+        if session != 0 && pages == Pages::Kept && state.ask_to_tell(session, ino, now_ms) {
+            state.readers.push(Reader { session, ino, wish: Wish::Bytes, behind, resume });
+            return Ok(Vec::new());
+        }
         // A session that was asked for its lease gets its answer: it may wait for the answer before it gives back.
         if session == 0 || state.is_asked(session, ino) {
             return Err(resume);
@@ -251,7 +273,6 @@ impl Leases {
             state.waiters.insert(number, waiter);
             return Ok(woken);
         }
-        let behind = state.last_number;
         if !state.holds(session, ino) && state.is_changed_by_others(session, ino, behind) {
             state.readers.push(Reader { session, ino, wish: Wish::Bytes, behind, resume });
             return Ok(Vec::new());
@@ -262,10 +283,11 @@ impl Leases {
 
     /// Waits, if need be, until attributes can be told under a lease; `resume` is called then. `Err`: nothing has to be
     /// waited for, `resume` comes back.
-    pub fn look(&self, session: u64, ino: u64, look: Look, resume: Resume) -> Result<(), Resume> {
+    pub fn look(&self, session: u64, ino: u64, look: Look, now_ms: u64, resume: Resume) -> Result<(), Resume> {
         let mut state = self.state.lock();
         let reader = Reader { session, ino, wish: Wish::Attributes(look), behind: state.last_number, resume };
-        if session == 0 || state.holds(session, ino) || !state.must_wait(&reader) {
+        let is_taken = session != 0 && state.ask_to_tell(session, ino, now_ms);
+        if !is_taken && (session == 0 || state.holds(session, ino) || !state.must_wait(&reader)) {
             return Err(reader.resume);
         }
         state.readers.push(reader);
@@ -275,7 +297,7 @@ impl Leases {
     /// Whether [`Leases::look`] could have something to wait for.
     pub fn may_wait(&self, session: u64, ino: u64) -> bool {
         let state = self.state.lock();
-        state.places.contains_key(&ino) || state.is_asked(session, ino)
+        state.places.contains_key(&ino) || state.is_asked(session, ino) || state.is_taken(session, ino)
     }
 
     /// The session opens the inode once more.
@@ -302,6 +324,7 @@ impl Leases {
     pub fn removed(&self, inos: &[u64]) {
         let mut state = self.state.lock();
         for ino in inos {
+            state.exclusive.removed(*ino);
             for session in state.holders.remove(ino).unwrap_or_default().into_keys() {
                 if let Some(mailbox) = state.mailboxes.get_mut(&session) {
                     mailbox.leases = mailbox.leases.saturating_sub(1);
@@ -377,7 +400,7 @@ impl Leases {
     /// Grants a lease on what a change of the session itself made or left, while the change runs.
     pub fn grant_own(&self, session: u64, ino: u64) {
         let mut state = self.state.lock();
-        let others = state.holders.get(&ino).is_some_and(|holders| holders.keys().any(|holder| *holder != session));
+        let others = state.is_held_by_others(session, ino);
         if session != 0 && !others && !state.is_running_for_others(session, ino) {
             state.hold(session, ino);
         }
@@ -434,6 +457,7 @@ impl Leases {
             state.give_up(session, ino, number);
         }
         let mut woken = state.satisfied(session, recall, now_ms);
+        woken.extend(state.told(session, recall));
         woken.extend(state.let_readers_in());
         woken
     }
@@ -448,6 +472,7 @@ impl Leases {
             numbers.iter().filter_map(|number| state.waiters.remove(number)).map(|waiter| waiter.resume).collect();
         let readers = state.readers.extract_if(.., |reader| reader.session == session);
         resumes.extend(readers.map(|reader| reader.resume));
+        resumes.extend(state.exclusive.end_parked(session));
         resumes.into_iter().map(|resume| (resume, Go::Fenced)).collect()
     }
 
@@ -458,8 +483,9 @@ impl Leases {
     pub fn fence(&self, session: u64, now_ms: u64) -> Woken {
         let mut state = self.state.lock();
         let mailbox = state.drop_leases(session);
-        state.mailboxes.insert(session, Mailbox { next_recall: mailbox.next_recall, ..Mailbox::default() });
-        state.satisfied(session, u64::MAX, now_ms)
+        let Mailbox { next_recall, writes_behind, .. } = mailbox;
+        state.mailboxes.insert(session, Mailbox { next_recall, writes_behind, ..Mailbox::default() });
+        state.gone(session, now_ms)
     }
 
     /// The session is gone; its leases with it. Answers what can go on now.
@@ -471,16 +497,17 @@ impl Leases {
             sessions.remove(&session);
             !sessions.is_empty()
         });
-        state.satisfied(session, u64::MAX, now_ms)
+        state.gone(session, now_ms)
     }
 
-    /// After a restart: the session may hold anything. Events are numbered from `first` + 1 on, so that a client that
-    /// lives on takes them for new.
-    pub fn expect_everything(&self, session: u64, first: u64, now_ms: u64) {
+    /// After a restart: the session may hold anything. Events are numbered from `first` + 1 on, so that a client
+    /// that lives on takes them for new. `writes_behind`: and anything exclusively.
+    pub fn expect_everything(&self, session: u64, first: u64, writes_behind: bool, now_ms: u64) {
         let mut state = self.state.lock();
         let mailbox = state.mailboxes.entry(session).or_default();
         mailbox.next_recall = mailbox.next_recall.max(first);
         mailbox.is_kept = true;
+        mailbox.writes_behind = writes_behind;
         mailbox.ask_everything(now_ms);
     }
 
@@ -491,7 +518,8 @@ impl Leases {
 
     /// Whether a change waits for a session.
     pub fn has_waiters(&self) -> bool {
-        !self.state.lock().waiters.is_empty()
+        let state = self.state.lock();
+        !state.waiters.is_empty() || !state.readers.is_empty() || state.exclusive.has_parked()
     }
 
     /// Sessions that changes wait for and that stayed silent for too long.
@@ -503,7 +531,9 @@ impl Leases {
             since.is_some_and(|since| now_ms.saturating_sub(since) >= RECALL_MS)
         };
         let needed: BTreeSet<u64> = state.waiters.values().flat_map(|waiter| waiter.needs.keys().copied()).collect();
-        needed.into_iter().filter(is_silent).collect()
+        let mut silent: BTreeSet<u64> = needed.into_iter().filter(is_silent).collect();
+        silent.extend(state.untold_for_long(now_ms));
+        silent.into_iter().collect()
     }
 }
 
@@ -513,6 +543,7 @@ impl State {
             holders.remove(&session);
             !holders.is_empty()
         });
+        self.exclusive.gone(session);
         let mut mailbox = self.mailboxes.remove(&session).unwrap_or_default();
         if let Some((_, answer)) = mailbox.poll.take() {
             answer(Reply::failed(crate::error::Errno::Stale));
@@ -552,8 +583,16 @@ impl State {
         self.is_running_for_others(session, ino) || self.places.get(&ino).is_some_and(waits)
     }
 
+    fn is_held_by_others(&self, session: u64, ino: u64) -> bool {
+        self.holders.get(&ino).is_some_and(|holders| holders.keys().any(|holder| *holder != session))
+    }
+
     fn comes_first(&self, session: u64, touch: &Touch, when: When) -> bool {
-        when == When::Earlier && touch.inos.iter().any(|ino| self.is_asked(session, *ino))
+        match when {
+            When::Now => false,
+            When::Earlier => touch.inos.iter().any(|ino| self.is_asked(session, *ino)),
+            When::Behind => true,
+        }
     }
 
     /// Whether the session owes its lease.
@@ -588,6 +627,7 @@ impl State {
             let mailbox = self.mailboxes.entry(holder).or_default();
             if mailbox.events.len() + mailbox.taken.len() + touch.names.len() + inos.len() > EVENTS_MAX {
                 let number = mailbox.ask_everything(now_ms);
+                self.exclusive.asked_all(holder, number, now_ms);
                 for ino in &inos {
                     self.holders.entry(*ino).or_default().insert(holder, Some(number));
                     mailbox.owed.push_back((number, Some(*ino), now_ms));
@@ -601,7 +641,9 @@ impl State {
                 let recall = self.holders.entry(ino).or_default().entry(holder).or_default();
                 if recall.is_none() {
                     let bytes = touch.grows.filter(|(grows, _)| *grows == ino).map(|(_, bytes)| bytes);
-                    *recall = Some(mailbox.push(ino, Told::Inode { bytes }, now_ms));
+                    let number = mailbox.push(ino, Told::Inode { bytes }, now_ms);
+                    *recall = Some(number);
+                    self.exclusive.asked(ino, holder, number, now_ms);
                 }
             }
             mailbox.serve();
@@ -638,7 +680,9 @@ impl State {
                 needs.insert(*holder, last);
             }
         }
-        for (holder, mailbox) in self.mailboxes.iter().filter(|(holder, _)| **holder != session) {
+        // What a session had exclusively others cannot have, whatever else they may have.
+        let others = self.mailboxes.iter().filter(|(holder, _)| **holder != session && when != When::Behind);
+        for (holder, mailbox) in others {
             if let Some(everything) = mailbox.everything {
                 let need = needs.entry(*holder).or_default();
                 *need = everything.max(*need);
@@ -648,6 +692,9 @@ impl State {
             let behind = self.waiters.values().filter(|waiter| !waiter.touch.inos.is_disjoint(&touch.inos));
             for waiter in behind {
                 needs.remove(&waiter.session);
+            }
+            for reader in self.readers.iter().filter(|reader| touch.inos.contains(&reader.ino)) {
+                needs.remove(&reader.session);
             }
         }
         needs
@@ -716,7 +763,13 @@ impl State {
     /// Whether the reader's turn is yet to come.
     fn must_wait(&self, reader: &Reader) -> bool {
         let Reader { session, ino, wish, behind, .. } = *reader;
+        if self.is_taken(session, ino) {
+            return true;
+        }
         match wish {
+            Wish::Attributes(Look::Told) => false,
+            // As in [`Leases::read`]: it was parked for what another had exclusively.
+            Wish::Bytes if self.is_asked(session, ino) => false,
             Wish::Attributes(Look::Hasty) if self.owes(session) => false,
             // While the session owes its lease, a change may begin that it is not told of once more.
             Wish::Attributes(Look::Patient) if self.is_asked(session, ino) => true,
@@ -732,7 +785,9 @@ impl State {
             if self.must_wait(&reader) {
                 self.readers.push(reader);
             } else {
-                self.hold(reader.session, reader.ino);
+                if !self.is_asked(reader.session, reader.ino) {
+                    self.hold(reader.session, reader.ino);
+                }
                 woken.push((reader.resume, Go::On));
             }
         }
@@ -743,7 +798,7 @@ impl State {
     fn let_hasty_in(&mut self) -> Woken {
         let (hasty, others) = std::mem::take(&mut self.readers)
             .into_iter()
-            .partition(|reader| reader.wish == Wish::Attributes(Look::Hasty) && self.owes(reader.session));
+            .partition(|reader| reader.wish == Wish::Attributes(Look::Hasty) && !self.must_wait(reader));
         self.readers = others;
         let hasty: Vec<Reader> = hasty;
         hasty.into_iter().map(|reader| (reader.resume, Go::On)).collect()
@@ -761,6 +816,7 @@ impl Mailbox {
 
     fn ask_everything(&mut self, now_ms: u64) -> u64 {
         if self.everything.is_none() {
+            self.untold = self.writes_behind.then_some((self.next_recall + 1, now_ms));
             self.events.clear();
             self.taken.clear();
             self.next_recall += 1;
@@ -785,6 +841,7 @@ impl Mailbox {
             let (kind, name) = match told {
                 Told::Inode { bytes } => (INODE, bytes.map(|bytes| bytes.to_le_bytes().to_vec()).unwrap_or_default()),
                 Told::Name(name) => (ENTRY, name.clone()),
+                Told::Tell => (TELL, Vec::new()),
             };
             let bytes = size_of::<Event>() + name.len().next_multiple_of(8);
             if data.len() + bytes > capacity && count > 0 {

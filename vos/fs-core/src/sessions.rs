@@ -47,22 +47,31 @@ struct Kept {
     fence: u64,
     /// Who has it, as the server's loop calls its clients; 0: nobody said.
     client: u32,
+    /// It changes before it tells ([`crate::leases::exclusive`]).
+    writes_behind: bool,
 }
+
+/// One of which nothing is stored.
+const NEW: Kept = Kept { standing: LIVE, fence: 0, client: 0, writes_behind: false };
 
 impl Kept {
     fn of(bytes: &[u8]) -> Kept {
         let mut rest = Reader(bytes.get(1..).unwrap_or_default());
         let standing = bytes.first().copied().unwrap_or(ENDED);
-        Kept { standing, fence: rest.u64().unwrap_or(0), client: rest.u32().unwrap_or(0) }
+        let (fence, client) = (rest.u64().unwrap_or(0), rest.u32().unwrap_or(0));
+        Kept { standing, fence, client, writes_behind: rest.0.first() == Some(&1) }
     }
 
     fn bytes(self) -> Vec<u8> {
         let mut bytes = vec![self.standing];
-        if (self.fence, self.client) != (0, 0) {
+        if (self.fence, self.client) != (0, 0) || self.writes_behind {
             bytes.extend(self.fence.to_le_bytes());
         }
-        if self.client != 0 {
+        if self.client != 0 || self.writes_behind {
             bytes.extend(self.client.to_le_bytes());
+        }
+        if self.writes_behind {
+            bytes.push(1);
         }
         bytes
     }
@@ -92,8 +101,8 @@ impl Fs {
         if kept.is_none_or(|kept| kept.standing != LIVE || kept.client != client) {
             self.transact_quietly(|txn| {
                 if self.sessions.lock().is_live(session) {
-                    let fence = txn.get(&key)?.map_or(0, |kept| Kept::of(&kept).fence);
-                    txn.put(key.clone(), Kept { standing: LIVE, fence, client }.bytes());
+                    let kept = txn.get(&key)?.map_or(NEW, |kept| Kept::of(&kept));
+                    txn.put(key.clone(), Kept { standing: LIVE, client, ..kept }.bytes());
                 }
                 Ok(())
             })?;
@@ -104,6 +113,23 @@ impl Fs {
         if table.is_live(session) {
             self.leases.admit(session);
         }
+        Ok(())
+    }
+
+    /// The session writes behind, and the server after this one must know.
+    pub(crate) fn keep_behind(&self, session: u64) -> Result<(), Errno> {
+        if session == 0 || self.leases.is_behind(session) {
+            return Ok(());
+        }
+        let key = key1(tag::SESSION, session);
+        self.transact_quietly(|txn| {
+            let kept = txn.get(&key)?.map_or(NEW, |kept| Kept::of(&kept));
+            txn.put(key.clone(), Kept { writes_behind: true, ..kept }.bytes());
+            Ok(())
+        })?;
+        self.log.settle()?;
+        self.leases.writes_behind(session);
+        self.keep_back();
         Ok(())
     }
 
@@ -160,8 +186,8 @@ impl Fs {
                 // It may have said goodbye meanwhile.
                 if self.sessions.lock().is_fencing(session) {
                     let key = key1(tag::SESSION, session);
-                    let client = txn.get(&key)?.map_or(0, |kept| Kept::of(&kept).client);
-                    txn.put(key, Kept { standing: FENCED, fence, client }.bytes());
+                    let kept = txn.get(&key)?.map_or(NEW, |kept| Kept::of(&kept));
+                    txn.put(key, Kept { standing: FENCED, fence, ..kept }.bytes());
                 }
                 Ok(())
             })?,
@@ -178,6 +204,7 @@ impl Fs {
             self.sessions.lock().settle(session, fence);
         } else {
             self.wake(self.leases.forget(session, self.now()));
+            self.keep_back();
         }
         Ok(())
     }
@@ -226,14 +253,17 @@ impl Fs {
         let ids: Vec<u64> = table.ids().collect();
         for session in ids {
             self.restore_open(session)?;
-            if let Some(kept) = self.store.get(&key1(tag::SESSION, session))? {
-                table.restore_fence(session, Kept::of(&kept).fence);
+            let kept = self.store.get(&key1(tag::SESSION, session))?.map(|kept| Kept::of(&kept));
+            if let Some(kept) = kept {
+                table.restore_fence(session, kept.fence);
             }
             if table.is_live(session) {
-                self.leases.expect_everything(session, first_recall, now);
+                let writes_behind = kept.is_some_and(|kept| kept.writes_behind);
+                self.leases.expect_everything(session, first_recall, writes_behind, now);
             }
         }
         *self.sessions.lock() = table;
+        self.keep_back();
         Ok(())
     }
 
@@ -262,7 +292,7 @@ impl Step for Txn<'_> {
 
     fn put_standing(&mut self, session: u64, standing: Standing) -> Result<(), Errno> {
         let key = key1(tag::SESSION, session);
-        let kept = self.get(&key)?.map_or(Kept { standing: LIVE, fence: 0, client: 0 }, |kept| Kept::of(&kept));
+        let kept = self.get(&key)?.map_or(NEW, |kept| Kept::of(&kept));
         let standing = match standing {
             Standing::Live => LIVE,
             Standing::Fenced => FENCED,
@@ -393,9 +423,10 @@ mod tests {
     #[test]
     fn session_is_kept_in_as_many_bytes_as_it_needs_and_those_of_before_are_read() {
         for (kept, bytes) in [
-            (Kept { standing: LIVE, fence: 0, client: 0 }, vec![0]),
-            (Kept { standing: FENCED, fence: 3, client: 0 }, vec![2, 3, 0, 0, 0, 0, 0, 0, 0]),
-            (Kept { standing: LIVE, fence: 0, client: 65 }, vec![0, 0, 0, 0, 0, 0, 0, 0, 0, 65, 0, 0, 0]),
+            (NEW, vec![0]),
+            (Kept { standing: FENCED, fence: 3, ..NEW }, vec![2, 3, 0, 0, 0, 0, 0, 0, 0]),
+            (Kept { client: 65, ..NEW }, vec![0, 0, 0, 0, 0, 0, 0, 0, 0, 65, 0, 0, 0]),
+            (Kept { writes_behind: true, ..NEW }, vec![0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]),
         ] {
             assert_eq!((kept.bytes(), Kept::of(&bytes)), (bytes, kept));
         }

@@ -240,7 +240,7 @@ impl Service for FsService {
             // A ring that was replaced must not swallow events.
             api::EVENTS if self.newest.get(&request.session()) != Some(&request.client()) => request.fail(Os::INTR),
             // Nothing of a file is told with these.
-            api::EVENTS | api::RELEASED | api::CANCEL => {
+            api::EVENTS | api::RELEASED | api::TOLD | api::CANCEL => {
                 self.fs.submit(call(&request), Box::new(move |reply| respond(request, reply)));
             }
             _ => {

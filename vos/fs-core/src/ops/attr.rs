@@ -45,7 +45,7 @@ pub(super) fn setattr(job: &Arc<Job>, Setattr { ino, time_ns, wanted }: Setattr)
         let mut inode = txn.inode(ino)?;
         apply(&mut inode, &wanted, time_ns);
         txn.put_inode(ino, &inode);
-        Ok(attr_reply(ino, &inode, 0).lease_on([ino]))
+        Ok(attr_reply(ino, &inode, 0).lease_on([ino]).changes(ino, &inode))
     });
     if result.is_err() {
         fs.give_back(&blocks);

@@ -472,8 +472,11 @@ fn put(job: &Arc<Job>, ino: u64, position: Position, data: &[u8], time_ns: u64, 
         }
         _ => data,
     };
-    let prepared = fs.prepare(ino, position, data, Claim::Normal, Writing::Together)?;
-    let result = job.transact(Growth::Grows, |txn| {
+    // What was promised has its room.
+    let (claim, growth) =
+        if marks & api::BEHIND != 0 { (Claim::Behind, Growth::Shrinks) } else { (Claim::Normal, Growth::Grows) };
+    let prepared = fs.prepare(ino, position, data, claim, Writing::Together)?;
+    let result = job.transact(growth, |txn| {
         if data.is_empty() {
             return Ok(Reply::done(Written { bytes: 0, size: txn.inode(ino)?.bytes }));
         }
@@ -482,11 +485,12 @@ fn put(job: &Arc<Job>, ino: u64, position: Position, data: &[u8], time_ns: u64, 
         // The writer's kernel keeps the pages it has written.
         fs.leases.grant_own(job.call.session, ino);
         let written = Written { bytes: data.len() as u64, size: bytes };
+        let inode = txn.inode(ino)?;
         let attr = match job.call.capacity >= size_of::<api::Attr>() {
-            true => txn.inode(ino)?.attr(ino, 0).as_bytes().to_vec(),
+            true => inode.attr(ino, 0).as_bytes().to_vec(),
             false => Vec::new(),
         };
-        Ok(Reply::with_data(written, attr).lease_on([ino]))
+        Ok(Reply::with_data(written, attr).lease_on([ino]).changes(ino, &inode))
     });
     if result.is_err() {
         fs.give_back(&prepared.runs);

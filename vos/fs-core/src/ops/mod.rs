@@ -77,12 +77,23 @@ pub(crate) fn change(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
 pub(crate) fn looked_at(fs: &Fs, call: &Call) -> Option<(u64, Look)> {
     let (ino, look) = match call.request().ok()? {
         Request::Getattr(it) => (it.ino, Look::Patient),
+        Request::Lseek(it) => (it.ino, Look::Told),
         Request::Lookup(it) => (fs.read_entry(it.parent, it.name).ok()??.ino, Look::Hasty),
         _ => return None,
     };
     // Most are looked at by nobody else; then there is nothing to find out.
     let waits = fs.leases.may_wait(call.session, ino) && !fs.read_inode(ino).ok()?.is_dir();
     waits.then_some((ino, look))
+}
+
+/// An inode that a change does not touch and whose bytes or size it goes by, or that it opens.
+pub(crate) fn read_by_change(fs: &Fs, call: &Call) -> Option<u64> {
+    match call.request().ok()? {
+        Request::Open(it) => Some(it.ino),
+        Request::CopyRange(it) => Some(it.source),
+        Request::CreateFile(it) => Some(fs.read_entry(it.parent, it.name.0).ok()??.ino),
+        _ => None,
+    }
 }
 
 /// What a change will touch, as far as it can be seen before.

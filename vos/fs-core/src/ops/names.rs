@@ -122,7 +122,9 @@ pub(super) fn create(job: &Arc<Job>, touch: &Touch, making: &Making<'_>) -> Resu
             Some(_) => return Err(Errno::Exists),
             None => make(txn, making)?,
         };
-        let mut reply = attr_reply(ino, &inode, api::BARE).lease_on([parent, ino]);
+        // Of one that was there before it is not known here whether it has extended attributes.
+        let marks = if existing.is_none() { api::BARE } else { 0 };
+        let mut reply = attr_reply(ino, &inode, marks).lease_on([parent, ino]).changes(ino, &inode);
         if making.opens.is_some() {
             reply.results = api::Created { handle: handles::add(txn, session, ino)? }.into();
             job.fs.leases.opened(session, ino);

@@ -1,0 +1,221 @@
+//! Inodes that one session has for itself, so that it may change them before it tells.
+//!
+//! ```text
+//!            a change of S, alone                      T looks or changes
+//!   shared ───────────────────────▶ exclusive of S ───────────────────────▶ asked
+//!     ▲                                                                       │
+//!     └────────────── S has told, or given its lease back, or is gone ────────┘
+//! ```
+//!
+//! It is granted with the answer to a change of a regular file, to a session that said that it writes behind, while
+//! nobody else holds a lease on it, has it open, waits for it or changes it. From then on the server does not know what
+//! the file is: whoever looks waits until S has told ([`Leases::told`]), which S does on an event of its own
+//! ([`vos_api::fs::TELL`]), without dropping anything, or on the one that asks its lease back. To tell, S needs nobody:
+//! its changes of before wait for none of those who wait for them ([`super::When::Behind`]), and for nothing that
+//! others may have of other inodes.
+//!
+//! A restarted server does not know who has what: of every session of before that writes behind it is taken that it has
+//! everything, until that has told.
+
+use std::collections::{BTreeSet, HashMap};
+
+use vos_api::fs::RECALL_MS;
+
+use super::{Go, Leases, Resume, State, Told, Woken};
+
+#[derive(Default)]
+pub(super) struct Exclusive {
+    by_ino: HashMap<u64, Owner>,
+    /// Who waits until sessions have told of everything.
+    parked: Vec<Parked>,
+}
+
+struct Owner {
+    session: u64,
+    /// The event that asks for it, and since when.
+    asked: Option<(u64, u64)>,
+}
+
+struct Parked {
+    session: u64,
+    /// Sessions, and the recall up to which they must tell.
+    needs: HashMap<u64, u64>,
+    resume: Resume,
+}
+
+impl Exclusive {
+    pub fn removed(&mut self, ino: u64) {
+        self.by_ino.remove(&ino);
+    }
+
+    /// The lease of `ino` is asked back from `session`.
+    pub fn asked(&mut self, ino: u64, session: u64, recall: u64, now_ms: u64) {
+        if let Some(owner) = self.by_ino.get_mut(&ino).filter(|owner| owner.session == session) {
+            owner.asked.get_or_insert((recall, now_ms));
+        }
+    }
+
+    /// All leases of `session` are.
+    pub fn asked_all(&mut self, session: u64, recall: u64, now_ms: u64) {
+        for owner in self.by_ino.values_mut().filter(|owner| owner.session == session) {
+            owner.asked = Some((recall, now_ms));
+        }
+    }
+
+    pub fn gone(&mut self, session: u64) {
+        self.by_ino.retain(|_, owner| owner.session != session);
+    }
+
+    pub fn has_parked(&self) -> bool {
+        !self.parked.is_empty()
+    }
+
+    /// What a session that is gone waits for.
+    pub fn end_parked(&mut self, session: u64) -> Vec<Resume> {
+        self.parked.extract_if(.., |parked| parked.session == session).map(|parked| parked.resume).collect()
+    }
+}
+
+/// What an answer is given under.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Terms {
+    pub is_held: bool,
+    pub is_exclusive: bool,
+}
+
+impl Leases {
+    /// The session writes behind, for good.
+    pub fn writes_behind(&self, session: u64) {
+        self.state.lock().mailboxes.entry(session).or_default().writes_behind = true;
+    }
+
+    /// How many sessions do.
+    pub fn behind_count(&self) -> u64 {
+        self.state.lock().mailboxes.values().filter(|mailbox| mailbox.writes_behind).count() as u64
+    }
+
+    pub fn is_behind(&self, session: u64) -> bool {
+        self.state.lock().mailboxes.get(&session).is_some_and(|mailbox| mailbox.writes_behind)
+    }
+
+    /// Whether another session has the inode exclusively, or may have.
+    pub fn is_taken(&self, session: u64, ino: u64) -> bool {
+        session != 0 && self.state.lock().is_taken(session, ino)
+    }
+
+    /// As [`Leases::deliver`], of a change: `ino`, one of `inos`, is a regular file, which the session has exclusively
+    /// from now on if nobody else has anything of it.
+    pub fn deliver_change(&self, session: u64, inos: &[u64], ino: u64, answer: impl FnOnce(Terms)) {
+        let mut state = self.state.lock();
+        let is_held = session != 0 && !inos.is_empty() && inos.iter().all(|ino| state.holds(session, *ino));
+        let is_exclusive = is_held && state.grant(session, ino);
+        answer(Terms { is_held, is_exclusive });
+    }
+
+    /// The session told of what it had changed, as far as events up to `recall` ask. Answers what can go on.
+    #[must_use]
+    pub fn told(&self, session: u64, recall: u64) -> Woken {
+        let mut state = self.state.lock();
+        let mut woken = state.told(session, recall);
+        woken.extend(state.let_readers_in());
+        woken
+    }
+
+    /// Waits, if need be, until all others have told of everything they changed before; `resume` is called then. `Err`:
+    /// nothing has to be waited for, `resume` comes back.
+    pub fn settle(&self, session: u64, now_ms: u64, resume: Resume) -> Result<(), Resume> {
+        let mut state = self.state.lock();
+        let inos: Vec<u64> = state.exclusive.by_ino.keys().copied().collect();
+        for ino in inos {
+            state.ask_to_tell(session, ino, now_ms);
+        }
+        let mut needs: HashMap<u64, u64> = HashMap::new();
+        let asked = state.exclusive.by_ino.values().filter_map(|owner| Some((owner.session, owner.asked?.0)));
+        let untold = state.mailboxes.iter().filter_map(|(session, mailbox)| Some((*session, mailbox.untold?.0)));
+        for (other, recall) in asked.chain(untold).filter(|(other, _)| *other != session) {
+            let need = needs.entry(other).or_default();
+            *need = recall.max(*need);
+        }
+        if needs.is_empty() {
+            return Err(resume);
+        }
+        state.exclusive.parked.push(Parked { session, needs, resume });
+        Ok(())
+    }
+}
+
+impl State {
+    pub(super) fn is_taken(&self, session: u64, ino: u64) -> bool {
+        self.exclusive.by_ino.get(&ino).is_some_and(|owner| owner.session != session)
+            || self.mailboxes.iter().any(|(other, mailbox)| *other != session && mailbox.untold.is_some())
+    }
+
+    /// Whether the inode is taken; then who has it is asked to tell.
+    pub(super) fn ask_to_tell(&mut self, session: u64, ino: u64, now_ms: u64) -> bool {
+        if let Some(owner) = self.exclusive.by_ino.get_mut(&ino)
+            && owner.session != session
+            && owner.asked.is_none()
+        {
+            let mailbox = self.mailboxes.entry(owner.session).or_default();
+            owner.asked = Some((mailbox.push(ino, Told::Tell, now_ms), now_ms));
+            mailbox.serve();
+        }
+        self.is_taken(session, ino)
+    }
+
+    fn grant(&mut self, session: u64, ino: u64) -> bool {
+        if let Some(owner) = self.exclusive.by_ino.get(&ino) {
+            return owner.session == session && owner.asked.is_none();
+        }
+        let is_free = self.mailboxes.get(&session).is_some_and(|mailbox| mailbox.writes_behind)
+            && !self.is_taken(session, ino)
+            && !self.is_held_by_others(session, ino)
+            && self.open.get(&ino).is_none_or(|sessions| sessions.keys().all(|other| *other == session))
+            && self.places.get(&ino).is_none_or(|place| place.under_way.values().all(|other| *other == session))
+            && !self.readers.iter().any(|reader| reader.ino == ino);
+        if is_free {
+            self.exclusive.by_ino.insert(ino, Owner { session, asked: None });
+        }
+        is_free
+    }
+
+    /// The session is gone, and with it what it did not tell.
+    pub(super) fn gone(&mut self, session: u64, now_ms: u64) -> Woken {
+        let mut woken = self.satisfied(session, u64::MAX, now_ms);
+        woken.extend(self.told(session, u64::MAX));
+        woken.extend(self.let_readers_in());
+        woken
+    }
+
+    pub(super) fn told(&mut self, session: u64, recall: u64) -> Woken {
+        let is_told = |owner: &Owner| owner.session == session && owner.asked.is_some_and(|(asked, _)| asked <= recall);
+        self.exclusive.by_ino.retain(|_, owner| !is_told(owner));
+        if let Some(mailbox) = self.mailboxes.get_mut(&session) {
+            mailbox.untold = mailbox.untold.filter(|(asked, _)| *asked > recall);
+        }
+        for parked in &mut self.exclusive.parked {
+            if parked.needs.get(&session).is_some_and(|need| *need <= recall) {
+                parked.needs.remove(&session);
+            }
+        }
+        let ready = self.exclusive.parked.extract_if(.., |parked| parked.needs.is_empty());
+        ready.map(|parked| (parked.resume, Go::On)).collect()
+    }
+
+    /// Sessions that others wait for and that did not tell for too long.
+    pub(super) fn untold_for_long(&self, now_ms: u64) -> Vec<u64> {
+        let is_long = |since: u64| now_ms.saturating_sub(since) >= RECALL_MS;
+        let waited_for: BTreeSet<u64> = self.readers.iter().map(|reader| reader.ino).collect();
+        let needed: BTreeSet<u64> =
+            self.exclusive.parked.iter().flat_map(|parked| parked.needs.keys().copied()).collect();
+        let owners = self.exclusive.by_ino.iter().filter(|(ino, owner)| {
+            owner.asked.is_some_and(|(_, since)| is_long(since))
+                && (waited_for.contains(ino) || needed.contains(&owner.session))
+        });
+        let untold = self.mailboxes.iter().filter(|(session, mailbox)| {
+            mailbox.untold.is_some_and(|(_, since)| is_long(since))
+                && (!waited_for.is_empty() || needed.contains(session))
+        });
+        owners.map(|(_, owner)| owner.session).chain(untold.map(|(session, _)| *session)).collect()
+    }
+}
