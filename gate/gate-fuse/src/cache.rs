@@ -59,6 +59,8 @@ struct Lease {
     is_bare: bool,
     /// Programs may open it without the server's knowledge.
     delegates: bool,
+    /// They may change it before the server is told.
+    is_exclusive: bool,
 }
 
 pub struct Cache {
@@ -109,8 +111,8 @@ impl Cache {
         if self.leases.len() >= LEASES_MAX && !self.leases.contains_key(&ino) {
             self.lost();
         }
-        let (pages, no_capability, is_bare, delegates) = (Pages::Fresh, false, false, false);
-        self.leases.entry(ino).or_insert(Lease { pages, no_capability, is_bare, delegates });
+        let (pages, no_capability, is_bare, delegates, is_exclusive) = (Pages::Fresh, false, false, false, false);
+        self.leases.entry(ino).or_insert(Lease { pages, no_capability, is_bare, delegates, is_exclusive });
     }
 
     /// The lease of `ino` lets programs open it without the server's knowledge.
@@ -118,6 +120,17 @@ impl Cache {
         if let Some(lease) = self.leases.get_mut(&ino) {
             lease.delegates = true;
         }
+    }
+
+    /// Whether this session has the inode for itself.
+    pub fn set_exclusive(&mut self, ino: u64, is_exclusive: bool) {
+        if let Some(lease) = self.leases.get_mut(&ino) {
+            lease.is_exclusive = is_exclusive;
+        }
+    }
+
+    pub fn is_exclusive(&self, ino: u64) -> bool {
+        self.leases.get(&ino).is_some_and(|lease| lease.is_exclusive)
     }
 
     pub fn delegates(&self, ino: u64) -> bool {

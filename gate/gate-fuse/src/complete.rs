@@ -157,6 +157,9 @@ impl Completer<'_> {
             | Then::Next
             | Then::Told { .. }
             | Then::Stands
+            | Then::Behind
+            | Then::Looks
+            | Then::Waits
             | Then::Removed { .. }
             | Then::Renamed { .. }
             | Then::Lock { .. } => FuseReply::Errno(0),
@@ -180,7 +183,8 @@ impl Completer<'_> {
             Then::Attr => {
                 let attr = attr_of(&done.data)?;
                 let leased = self.lease_of(ino, &attr, results);
-                bytes(&attributes(&attr, leased))
+                let is_kept = leased && self.cache.memory.promised(ino).is_none();
+                bytes(&attributes(&self.cache.memory.newest(&attr), is_kept))
             }
             Then::Set => {
                 let attr = attr_of(&done.data)?;
@@ -308,13 +312,14 @@ impl Completer<'_> {
     pub fn entry(&mut self, parent: u64, name: Option<&[u8]>, attr: &fs::Attr, results: [u64; 4]) -> kernel::EntryOut {
         let ino = attr.ino.get();
         let leased = self.lease_of(ino, attr, results);
+        let attr = self.cache.memory.newest(attr);
         if leased {
             self.cache.found(ino, parent);
         }
         if let Some(name) = name.filter(|_| leased && self.lease(parent, results)) {
             self.cache.memory.learn_name(parent, name, Some(ino), self.asked.of(parent));
         }
-        let attributes = attributes(attr, leased);
+        let attributes = attributes(&attr, leased && self.cache.memory.promised(ino).is_none());
         let is_trusted = leased && self.trusts(parent, name);
         let (entry_valid, entry_valid_nsec) = if is_trusted { split(NAME_TIMEOUT) } else { (0, 0) };
         kernel::EntryOut {

@@ -14,6 +14,7 @@
 //! to wait any more ([`interrupt`]).
 
 mod ahead;
+mod behind;
 mod interrupt;
 mod known;
 mod opens;
@@ -27,13 +28,14 @@ use std::time::{Duration, Instant, SystemTime};
 use libvos::Fenced;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use vos_api::fs::{Events, Released, Waits};
+use vos_api::fs::{Attr, Events, Getattr, ROOT, Released, Waits};
 use vos_api::{Class, Operation};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::backend::{Backend, BackendError, Done, Event, Loss, Op, Refused, ReplyData, Start, Token};
+use crate::behind::Behind;
 use crate::cache::{Cache, Keep, NAME_TIMEOUT, Use};
-use crate::complete::{After, Asked, Completer, FuseReply};
+use crate::complete::{self, After, Asked, Completer, FuseReply};
 use crate::flight::{Flight, Flights, Loser};
 use crate::init::{self, TRANSFER_BYTES};
 use crate::kernel::{self, InHeader, OutHeader, fopen, opcode};
@@ -66,6 +68,10 @@ const LOOKS_MAX: u32 = 64;
 const LOOKS_MIN: u32 = 2;
 /// Every so many sleeps the full number of looks is tried, in case it pays again.
 const SLEEPS_PER_TRIAL: u32 = 64;
+
+/// For how long a gate whose tree was unmounted tells what it has promised: below what a daemon lets a process end in.
+/// One that is asked to end has a quarter of it, as the tree may go next; what it leaves then the next gate finds.
+const LAST_WORDS_MAX: Duration = Duration::from_secs(8);
 
 const _: () = assert!(IN_FLIGHT_MAX < crate::state::JOURNAL_SLOTS);
 
@@ -109,6 +115,8 @@ pub struct Counters {
     /// Resent requests whose operation the dead gate had begun.
     pub repeated: u64,
     pub recalls: u64,
+    /// Changes that programs were answered before the server was told.
+    pub promises: u64,
     pub sessions_lost: u64,
     /// Of these, how many went on.
     pub sessions_revived: u64,
@@ -163,15 +171,31 @@ pub struct Gate<B: Backend> {
     looks: Looks,
     /// When the loop last turned.
     turned: Instant,
-    /// When the server was last within reach.
+    /// Until when nothing that the server said can have passed unheard.
     heard: Instant,
+    /// Since when the request for events is out.
+    listens_since: Instant,
+    /// Is answered by a server that has fenced this session with that.
+    probe: Option<Token>,
     /// Pages of directories that were asked for ahead.
     pages: Vec<ahead::Page>,
     /// Inodes of which the server has to be told that they are open before it is asked anything else.
     owed: Vec<u64>,
+    /// What programs were answered and the server was not told.
+    behind: Behind,
+    consent: behind::Consent,
+    /// The server has room for more of that.
+    has_room: bool,
+    /// Operations in flight that tell it.
+    tells: usize,
+    waiting: Vec<behind::Waiting>,
+    /// Requests that ever waited.
+    waits: u64,
     leftovers: interrupt::Leftovers,
     deaths: interrupt::Deaths,
     end: Option<End>,
+    /// Until when what is promised is told although the tree is gone.
+    last_words: Option<Instant>,
     counters: Counters,
 }
 
@@ -207,11 +231,20 @@ impl<B: Backend> Gate<B> {
             looks: Looks::default(),
             turned: Instant::now(),
             heard: Instant::now(),
+            listens_since: Instant::now(),
+            probe: None,
             pages: Vec::new(),
             owed: Vec::new(),
+            behind: Behind::default(),
+            consent: behind::Consent::default(),
+            has_room: false,
+            tells: 0,
+            waiting: Vec::new(),
+            waits: 0,
             leftovers: interrupt::Leftovers::default(),
             deaths: interrupt::Deaths::default(),
             end: None,
+            last_words: None,
             counters: Counters::default(),
         })
     }
@@ -231,17 +264,18 @@ impl<B: Backend> Gate<B> {
         self.adopt()?;
         loop {
             let mut is_busy = self.take_completions()?;
-            if self.backend.is_up() {
-                self.heard = Instant::now();
-            }
+            self.listen();
             self.follow_recalls()?;
             self.tell_opens()?;
+            self.tell_promises()?;
             self.count_time();
             self.leave_due()?;
             self.clear_up()?;
             is_busy |= self.submit_held()?;
             is_busy |= self.read_requests()?;
-            if let Some(end) = self.end {
+            if let Some(end) = self.end
+                && !self.has_to_tell(end)
+            {
                 return Ok(end);
             }
             if is_busy {
@@ -296,6 +330,7 @@ impl<B: Backend> Gate<B> {
         }
         self.sort_held();
         self.go_on_telling();
+        self.go_on_promising();
         self.state.forget_unclaimed();
         Ok(abandoned)
     }
@@ -341,6 +376,7 @@ impl<B: Backend> Gate<B> {
             revives,
         };
         self.backend.begin(start)?;
+        self.ask_for_consent();
         Ok(())
     }
 
@@ -366,7 +402,23 @@ impl<B: Backend> Gate<B> {
 
     fn may_read(&self) -> bool {
         let is_full = self.flights.len() + self.deferred.len() + self.answers.len() >= IN_FLIGHT_MAX;
-        matches!(self.phase, Phase::Serving) && self.held.is_empty() && self.owed.is_empty() && !is_full
+        let is_ready = matches!(self.phase, Phase::Serving) && self.held.is_empty() && self.owed.is_empty();
+        is_ready && !self.is_blind() && !is_full && self.end.is_none()
+    }
+
+    /// Whether something is promised of an inode of which this gate does not know what it is: what a dead gate promised
+    /// is told first.
+    fn is_blind(&self) -> bool {
+        self.behind.inos().any(|ino| self.cache.memory.promised(ino).is_none())
+    }
+
+    /// Whether a tree that is gone leaves something to be told, for a while.
+    fn has_to_tell(&mut self, end: End) -> bool {
+        if self.behind.is_empty() {
+            return false;
+        }
+        let max = if end == End::Stopped { LAST_WORDS_MAX / 4 } else { LAST_WORDS_MAX };
+        Instant::now() < *self.last_words.get_or_insert(Instant::now() + max)
     }
 
     /// One request into the buffer; `None` when there is none, or the mount is gone.
@@ -416,6 +468,7 @@ impl<B: Backend> Gate<B> {
         let mut is_busy = false;
         while !matches!(self.phase, Phase::Reopening { .. })
             && self.owed.is_empty()
+            && !self.is_blind()
             && self.flights.len() < IN_FLIGHT_MAX
             && let Some(held) = self.held.pop_front()
         {
@@ -439,7 +492,10 @@ impl<B: Backend> Gate<B> {
                 return Ok(Handled::Done);
             }
         };
-        if self.answer_from_memory(&request)? {
+        if self.answer_from_memory(&request)? || self.answer_promised(&request)? || self.promise(&request)? {
+            return Ok(Handled::Done);
+        }
+        if self.put_off(&request, bytes, step) {
             return Ok(Handled::Done);
         }
         if matches!(request.body, Body::Read(_) | Body::Write { .. }) && self.recalls.is_draining(request.header.nodeid)
@@ -453,6 +509,9 @@ impl<B: Backend> Gate<B> {
             }
             _ => true,
         };
+        if let Some(errno) = self.failure(&request, has_locks) {
+            return self.finish(request.header.unique, request.key(), -errno, &[]);
+        }
         let may_be_untold = match self.loser(&request) {
             Loser::Inode(ino) => self.state.is_untold(ino),
             Loser::Unknown => self.state.has_untold(),
@@ -576,6 +635,21 @@ impl<B: Backend> Gate<B> {
         Ok(Handled::Done)
     }
 
+    /// A server that is within reach is heard while a request for events is out. Who stood still, with events that lie
+    /// there since whenever, asks first: meanwhile others may have gone on without it.
+    fn listen(&mut self) {
+        if !self.backend.is_up() {
+            return;
+        }
+        let has_listened = self.events.is_some() && self.listens_since <= self.heard;
+        if has_listened || self.is_heard() {
+            self.heard = Instant::now();
+        } else if self.probe.is_none() {
+            let asked = Getattr { ino: ROOT }.encode();
+            self.probe = self.backend.submit(&Op::of(&asked, size_of::<Attr>() as u32, None)).ok();
+        }
+    }
+
     /// Whether what was said under leases still counts: a gate that cannot hear is not asked for them, and fenced
     /// later.
     fn is_heard(&self) -> bool {
@@ -613,7 +687,11 @@ impl<B: Backend> Gate<B> {
         if let Some(flight) = self.flights.remove(done.token) {
             return self.complete_request(flight, done);
         }
-        if self.page_came(done) {
+        if self.probe == Some(done.token) {
+            (self.probe, self.heard) = (None, Instant::now());
+            return Ok(());
+        }
+        if self.page_came(done) || self.consented(done) {
             return Ok(());
         }
         self.reopened(done)
@@ -645,6 +723,9 @@ impl<B: Backend> Gate<B> {
         let is_current = flight.xattr_changes == self.xattr_changes;
         let mut completer = Completer { cache, state, names, name, is_current, asked, now };
         let (answer, after) = completer.finish(flight.ino, flight.then, done);
+        if let Some(ino) = changed_file(&flight, done) {
+            self.note_terms(ino, done.results);
+        }
         if let After::Stands { ino, handle } = after {
             self.stands(ino, handle);
         }
@@ -763,7 +844,8 @@ impl<B: Backend> Gate<B> {
         } else {
             self.held.append(&mut self.deferred);
         }
-        self.events = None;
+        (self.events, self.probe) = (None, None);
+        self.interrupt_promises(true);
         self.recalls.reset();
         let everything = self.everything(None);
         self.give(everything);
@@ -782,6 +864,7 @@ impl<B: Backend> Gate<B> {
             true => drop(self.collect()?),
             false => {
                 self.go_on_telling();
+                self.go_on_promising();
                 self.state.forget_unclaimed();
             }
         }
@@ -866,12 +949,28 @@ impl<B: Backend> Gate<B> {
         let untold = match what {
             What::Inode { ino, .. } => Some(ino).filter(|ino| self.state.is_untold(*ino)).into_iter().collect(),
             What::Name { .. } => Vec::new(),
+            What::Tell { .. } => Vec::new(),
             What::Everything => {
+                // After the restart of a server, which may be of another release.
+                self.ask_for_consent();
                 self.state.opens().ask_again();
                 self.state.opens().untold()
             }
         };
-        let mut begin = Begin { recall, ino: None, stage, names_until, not_before, found_in, bytes, untold };
+        let promised = self.promised_of(&what);
+        let is_told_early = matches!(what, What::Tell { .. } | What::Everything);
+        let mut begin = Begin {
+            recall,
+            ino: None,
+            stage,
+            names_until,
+            not_before,
+            found_in,
+            bytes,
+            untold,
+            promised,
+            is_told_early,
+        };
         let job = match what {
             What::Inode { ino, bytes } => {
                 begin.bytes = bytes;
@@ -896,6 +995,11 @@ impl<B: Backend> Gate<B> {
             }
             What::Name { .. } => {
                 begin.stage = Stage::Done;
+                None
+            }
+            What::Tell { ino } => {
+                self.cache.set_exclusive(ino, false);
+                (begin.stage, begin.not_before) = (Stage::Done, None);
                 None
             }
             What::Everything => {
@@ -947,7 +1051,14 @@ impl<B: Backend> Gate<B> {
         if !matches!(self.phase, Phase::Serving) {
             return Ok(());
         }
-        let ours = Ours { flights: &self.flights, drops: &self.drops, state: &self.state };
+        let ours = Ours { flights: &self.flights, drops: &self.drops, state: &self.state, behind: &self.behind };
+        let early = self.recalls.told_early(&ours).filter(|_| self.consent != behind::Consent::No);
+        if let Some(recall) = early
+            && self.say_told(recall)
+        {
+            self.recalls.said_told(recall);
+        }
+        let ours = Ours { flights: &self.flights, drops: &self.drops, state: &self.state, behind: &self.behind };
         if let Some(recall) = self.recalls.released(now, &ours) {
             let asked = Released { recall }.encode();
             if self.backend.submit(&Op::of(&asked, 0, None)).is_ok() {
@@ -965,6 +1076,7 @@ impl<B: Backend> Gate<B> {
         if self.events.is_none() && !self.events_paused && self.recalls.len() + EVENTS_MAX < JOBS_MAX {
             let asked = Events {}.encode();
             self.events = self.backend.submit(&Op::of(&asked, EVENTS_BYTES, None)).ok();
+            self.listens_since = Instant::now();
         }
         Ok(())
     }
@@ -983,7 +1095,7 @@ impl<B: Backend> Gate<B> {
         if self.recalls.len() == 0 {
             return;
         }
-        let ours = Ours { flights: &self.flights, drops: &self.drops, state: &self.state };
+        let ours = Ours { flights: &self.flights, drops: &self.drops, state: &self.state, behind: &self.behind };
         for (recall, ino) in self.recalls.settled(&ours) {
             notify::drop_attributes(&self.fuse, ino);
             self.recalls.reached(recall, Stage::Done);
@@ -1052,18 +1164,20 @@ impl<B: Backend> Gate<B> {
         if !self.backend.may_sleep() {
             return Ok(());
         }
-        let reads = self.may_read();
+        let (reads, is_ending) = (self.may_read(), self.end.is_some());
         let timeout = self.timeout();
         let fuse_flags = if reads { PollFlags::IN } else { PollFlags::empty() };
         let deaths = self.deaths.fd().map_or_else(
             || PollFd::new(&self.fuse, PollFlags::empty()),
             |socket| PollFd::from_borrowed_fd(socket, PollFlags::IN),
         );
+        let (stop_flags, fuse) =
+            if is_ending { (PollFlags::empty(), stop) } else { (PollFlags::IN, self.fuse.as_fd()) };
         let mut fds = [
-            PollFd::new(&stop, PollFlags::IN),
+            PollFd::new(&stop, stop_flags),
             PollFd::from_borrowed_fd(self.backend.fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.notifier.fd(), PollFlags::IN),
-            PollFd::new(&self.fuse, fuse_flags),
+            PollFd::from_borrowed_fd(fuse, fuse_flags),
             deaths,
         ];
         match poll(&mut fds, timeout.as_ref()) {
@@ -1091,7 +1205,8 @@ impl<B: Backend> Gate<B> {
         let now = Instant::now();
         // While something is in flight the loop turns now and then, to know how long it stood still.
         let turn = (!self.flights.is_empty()).then(|| now + interrupt::TURN);
-        let deadline = self.recalls.deadline(now).into_iter().chain(self.flights.next_leave()).chain(turn).min()?;
+        let deadlines = self.flights.next_leave().into_iter().chain(turn).chain(self.last_words);
+        let deadline = self.recalls.deadline(now).into_iter().chain(deadlines).min()?;
         let left = deadline.saturating_duration_since(now).max(Duration::from_millis(1));
         rustix::event::Timespec::try_from(left).ok()
     }
@@ -1169,6 +1284,21 @@ fn random() -> u64 {
     u64::from_ne_bytes(bytes).max(1)
 }
 
+/// The regular file that a change was about, as its answer has it.
+fn changed_file<D: ReplyData>(flight: &Flight, done: &Done<D>) -> Option<u64> {
+    if done.status != 0 {
+        return None;
+    }
+    match flight.then {
+        Then::Write { .. } => Some(flight.ino),
+        Then::Create { .. } | Then::Set => {
+            let attr = complete::attr_of(&done.data)?;
+            (attr.mode.get() & libc::S_IFMT == libc::S_IFREG).then(|| attr.ino.get())
+        }
+        _ => None,
+    }
+}
+
 /// Names that the request is about, with their directories: of the answer's inode, or the old and the new one.
 fn names_of(request: &Request<'_>) -> Vec<(u64, Vec<u8>)> {
     let parent = request.header.nodeid;
@@ -1194,6 +1324,7 @@ struct Ours<'a> {
     flights: &'a Flights,
     drops: &'a HashMap<u64, usize>,
     state: &'a State,
+    behind: &'a Behind,
 }
 
 impl InFlight for Ours<'_> {
@@ -1211,5 +1342,9 @@ impl InFlight for Ours<'_> {
 
     fn is_untold(&self, ino: u64) -> bool {
         self.state.is_untold(ino)
+    }
+
+    fn is_promised(&self, ino: u64) -> bool {
+        self.behind.has(ino)
     }
 }

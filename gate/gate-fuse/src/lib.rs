@@ -13,6 +13,7 @@
 
 mod ahead;
 pub mod backend;
+mod behind;
 mod cache;
 mod complete;
 mod dry;

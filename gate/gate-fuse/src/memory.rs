@@ -54,6 +54,8 @@ pub struct Memory {
     changed: HashMap<u64, Moment>,
     /// Before this moment anything may have been changed.
     floor: Moment,
+    /// What inodes are after changes that the server was not told of ([`crate::behind`]). Bounded by these.
+    promised: HashMap<u64, Attr>,
 }
 
 #[derive(Default)]
@@ -200,7 +202,37 @@ impl Memory {
     }
 
     pub fn attr(&self, ino: u64) -> Option<&Attr> {
-        self.attrs.get(&ino)
+        self.promised.get(&ino).or_else(|| self.attrs.get(&ino))
+    }
+
+    /// What a file is for certain, before a further change of it is promised.
+    pub fn certain(&self, ino: u64) -> Option<&Attr> {
+        if self.changing_unknown > 0 || self.changing.contains_key(&ino) { None } else { self.attr(ino) }
+    }
+
+    /// What an inode is of which the server has not been told everything.
+    pub fn promised(&self, ino: u64) -> Option<&Attr> {
+        self.promised.get(&ino)
+    }
+
+    /// Attributes that the kernel may be told: what the server says may be of before a promise.
+    pub fn newest(&self, attr: &Attr) -> Attr {
+        *self.promised.get(&attr.ino.get()).unwrap_or(attr)
+    }
+
+    /// A change was promised; what the server says of the inode is of before, until it was told.
+    pub fn promise(&mut self, ino: u64, attr: &Attr) {
+        self.forget_inode(ino);
+        self.promised.insert(ino, *attr);
+    }
+
+    /// The server knows everything; `attr`: what it said last, if a lease covers it.
+    pub fn told(&mut self, ino: u64, attr: Option<&Attr>) {
+        self.promised.remove(&ino);
+        self.pass([ino]);
+        if let Some(attr) = attr {
+            self.learn(ino, attr, self.now);
+        }
     }
 
     /// Where a name leads, as far as that is known.
@@ -252,6 +284,7 @@ impl Memory {
 
     fn is_quiet_since(&self, ino: u64, asked: Moment) -> bool {
         !self.changing.contains_key(&ino)
+            && !self.promised.contains_key(&ino)
             && asked >= self.floor
             && self.changed.get(&ino).is_none_or(|changed| *changed <= asked)
     }

@@ -35,6 +35,10 @@ pub enum What {
     },
     /// The server does not know any more who keeps what.
     Everything,
+    /// What was promised of it is wanted, and nothing else.
+    Tell {
+        ino: u64,
+    },
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,6 +62,7 @@ pub fn parse(mut bytes: &[u8]) -> Option<Vec<Event>> {
         let what = match head.kind.get() {
             fs::INODE if ino == 0 => What::Everything,
             fs::INODE => What::Inode { ino, bytes: name.try_into().ok().map(u64::from_le_bytes) },
+            fs::TELL => What::Tell { ino },
             fs::ENTRY if name_bytes > 0 => What::Name { parent: ino, name: name.to_vec() },
             _ => return None,
         };
@@ -96,6 +101,10 @@ struct Under {
     bytes: Option<u64>,
     /// Inodes that were open without the server's knowledge when the event came.
     untold: Vec<u64>,
+    /// Inodes of which something was promised.
+    promised: Vec<u64>,
+    /// The server waits for these promises alone.
+    is_told_early: bool,
 }
 
 /// What is known of an event at its beginning.
@@ -110,6 +119,10 @@ pub struct Begin {
     pub bytes: Option<u64>,
     /// Inodes that are open without the server's knowledge, and of which it has to be told first.
     pub untold: Vec<u64>,
+    /// Inodes of which something is promised, and has to be told first.
+    pub promised: Vec<u64>,
+    /// The server waits for these promises alone, besides.
+    pub is_told_early: bool,
 }
 
 /// What of ours is in flight.
@@ -121,6 +134,8 @@ pub trait InFlight {
     fn has_changes(&self) -> bool;
     /// The server does not know that the inode is open.
     fn is_untold(&self, ino: u64) -> bool;
+    /// Something of the inode is promised.
+    fn is_promised(&self, ino: u64) -> bool;
 }
 
 #[derive(Default)]
@@ -130,12 +145,18 @@ pub struct Recalls {
     seen: u64,
     released: u64,
     told: u64,
+    /// The same of those whose promises were told.
+    told_early: u64,
 }
 
 impl Under {
+    fn has_promises(&self, in_flight: &impl InFlight) -> bool {
+        self.promised.iter().any(|ino| in_flight.is_promised(*ino))
+    }
+
     fn is_over(&self, now: Instant, in_flight: &impl InFlight) -> bool {
         let is_untold = self.untold.iter().any(|ino| in_flight.is_untold(*ino));
-        if is_untold || self.not_before.is_some_and(|at| now < at) {
+        if is_untold || self.has_promises(in_flight) || self.not_before.is_some_and(|at| now < at) {
             return false;
         }
         let has_waited = now >= self.since + GRACE;
@@ -163,11 +184,25 @@ impl Recalls {
     }
 
     pub fn begin(&mut self, event: Begin, now: Instant) {
-        let Begin { recall, ino, stage, names_until, not_before, found_in, bytes, untold } = event;
+        let Begin { recall, ino, stage, names_until, not_before, found_in, bytes, untold, promised, is_told_early } =
+            event;
         self.seen = self.seen.max(recall);
         let again_at = now + GRACE;
         let since = now;
-        let under = Under { recall, ino, since, again_at, stage, names_until, not_before, found_in, bytes, untold };
+        let under = Under {
+            recall,
+            ino,
+            since,
+            again_at,
+            stage,
+            names_until,
+            not_before,
+            found_in,
+            bytes,
+            untold,
+            promised,
+            is_told_early,
+        };
         self.under_way.push_back(under);
     }
 
@@ -231,6 +266,17 @@ impl Recalls {
         self.told = self.told.max(recall);
     }
 
+    /// Up to which event everything was told that had been promised, when the server waits for that and not for more.
+    /// Call [`Recalls::said_told`] once it was said.
+    pub fn told_early(&self, in_flight: &impl InFlight) -> Option<u64> {
+        let told = self.under_way.iter().take_while(|event| !event.has_promises(in_flight));
+        told.filter(|event| event.is_told_early && event.recall > self.told_early).last().map(|event| event.recall)
+    }
+
+    pub fn said_told(&mut self, recall: u64) {
+        self.told_early = self.told_early.max(recall);
+    }
+
     /// When to look at the clock next.
     pub fn deadline(&self, now: Instant) -> Option<Instant> {
         let times = |event: &Under| {
@@ -262,6 +308,7 @@ mod tests {
         bytes: bool,
         change: bool,
         untold: bool,
+        promised: bool,
     }
 
     impl InFlight for Ours {
@@ -280,14 +327,20 @@ mod tests {
         fn is_untold(&self, ino: u64) -> bool {
             self.untold && ino == 5
         }
+
+        fn is_promised(&self, ino: u64) -> bool {
+            self.promised && ino == 5
+        }
     }
 
-    const NOTHING: Ours = Ours { bytes: false, change: false, untold: false };
+    const NOTHING: Ours = Ours { bytes: false, change: false, untold: false, promised: false };
 
     fn event(recall: u64, ino: u64) -> Begin {
         let (names_until, not_before, found_in) = (None, None, Some(6));
         let (stage, bytes, untold) = (Stage::Begun, None, Vec::new());
-        Begin { recall, ino: Some(ino), stage, names_until, not_before, found_in, bytes, untold }
+        let (promised, is_told_early) = (Vec::new(), false);
+        let ino = Some(ino);
+        Begin { recall, ino, stage, names_until, not_before, found_in, bytes, untold, promised, is_told_early }
     }
 
     #[test]

@@ -8,12 +8,15 @@
 //! A journal slot is *in use* from [`State::note`] until [`State::answered`], or from the moment a new gate is
 //! sent its request again ([`State::claim`]). Other slots are history and may be overwritten.
 
+mod promises;
+
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::behind::Promise;
 use crate::opens::Opens;
 
 pub const JOURNAL_SLOTS: usize = 1024;
@@ -29,7 +32,8 @@ const CACHED_INOS_MAX: u64 = 1 << 24;
 const TAKEN_AT: u64 = CACHED_AT + CACHED_INOS_MAX / 8;
 /// Requests that one gate may have taken from the kernel; more than it does.
 const TAKEN_SLOTS: usize = JOURNAL_SLOTS;
-pub const STATE_BYTES: u64 = TAKEN_AT + (TAKEN_SLOTS * size_of::<u64>()) as u64;
+const TAKEN_END: u64 = TAKEN_AT + (TAKEN_SLOTS * size_of::<u64>()) as u64;
+pub const STATE_BYTES: u64 = promises::END;
 
 const _: () = assert!(size_of::<Head>() == 64);
 const _: () = assert!(size_of::<Note>() == RECORD_BYTES);
@@ -170,6 +174,9 @@ pub struct State {
     /// Requests that wait for our answer, and their slots; only where the kernel would not send them to the next gate.
     taken: HashMap<u64, usize>,
     free_taken: Vec<usize>,
+    shelf: promises::Shelf,
+    /// What gates before this one had promised.
+    inherited_promises: Vec<Promise>,
 }
 
 impl State {
@@ -195,6 +202,8 @@ impl State {
             cached: vec![0; (CACHED_INOS_MAX / 8) as usize],
             taken: HashMap::new(),
             free_taken: Vec::new(),
+            shelf: promises::Shelf::default(),
+            inherited_promises: Vec::new(),
         };
         state.load_head()?;
         state.load_journal()?;
@@ -203,6 +212,7 @@ impl State {
         state.read(&mut cached, CACHED_AT)?;
         state.cached = cached;
         state.load_taken()?;
+        state.load_promises()?;
         Ok(state)
     }
 
@@ -305,6 +315,11 @@ impl State {
     pub fn acknowledged(&self) -> u64 {
         let open = self.live.values().chain(self.inherited.values()).map(|slot| slot.noted.sequence).min();
         open.unwrap_or(self.next_sequence) - 1
+    }
+
+    /// What gates before this one promised and did not tell.
+    pub fn inherited_promises(&mut self) -> Vec<Promise> {
+        std::mem::take(&mut self.inherited_promises)
     }
 
     // ---- requests that are not sent again

@@ -135,6 +135,12 @@ pub enum Then {
     },
     /// The server has the inode open for all of ours that it was not told of.
     Stands,
+    /// What programs were answered before is told.
+    Behind,
+    /// Whether others changed an inode of which something is promised.
+    Looks,
+    /// A request waits until promises are told.
+    Waits,
     Release {
         fh: u64,
     },
@@ -231,9 +237,7 @@ fn plan_data<'a>(request: &Request<'a>, step: u32, context: &Context<'_>) -> Ste
         Body::Write { head, data } => {
             let append = head.flags & libc::O_APPEND as u32 != 0;
             let then = Then::Write { bytes: head.size, append, offset: head.offset };
-            let marks = marked(head.flags & libc::O_APPEND as u32, fs::APPEND)
-                | marked(head.write_flags & kernel::WRITE_CACHE, fs::LATE)
-                | marked(head.write_flags & kernel::WRITE_KILL_SUIDGID, fs::KILL_SUID);
+            let marks = write_marks(&head);
             let write = Write { marks, ino, offset: head.offset, time_ns: now, bytes: data };
             ask_for(write, size_of::<fs::Attr>() as u32, then)
         }
@@ -380,7 +384,7 @@ fn create(header: &InHeader, mode: u32, rdev: u32, now: u64) -> fs::Create {
     }
 }
 
-fn setattr(head: &kernel::SetattrIn, now: u64) -> fs::SetAttr {
+pub fn setattr(head: &kernel::SetattrIn, now: u64) -> fs::SetAttr {
     const PAIRS: [(u32, u32); 10] = [
         (fattr::MODE, fs::valid::MODE),
         (fattr::UID, fs::valid::UID),
@@ -479,6 +483,13 @@ fn lock(head: &kernel::LkIn) -> fs::Lock {
         kind: head.lk.kind.into(),
         pid: head.lk.pid.into(),
     }
+}
+
+/// What a write says of itself.
+pub fn write_marks(head: &kernel::WriteIn) -> u16 {
+    marked(head.flags & libc::O_APPEND as u32, fs::APPEND)
+        | marked(head.write_flags & kernel::WRITE_CACHE, fs::LATE)
+        | marked(head.write_flags & kernel::WRITE_KILL_SUIDGID, fs::KILL_SUID)
 }
 
 fn marked(asked: u32, mark: u16) -> u16 {

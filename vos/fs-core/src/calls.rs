@@ -55,9 +55,18 @@ pub struct Reply {
     pub lease: Vec<u64>,
     /// A regular file that was changed: the session may get it exclusively.
     pub changed: Option<u64>,
+    /// What the reply tells of and others have exclusively.
+    pub untold: Vec<u64>,
 }
 
 pub type Responder = Box<dyn FnOnce(Reply) + Send>;
+
+/// Whether a reader waits until others have told of what they have exclusively.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Patience {
+    Left,
+    None,
+}
 
 /// Times a change looks again because a name leads elsewhere than before the recall.
 const LOOKS_MAX: u32 = 64;
@@ -197,7 +206,7 @@ impl Fs {
         let pages = if read.marks & api::WRITABLE != 0 { Pages::Changed } else { Pages::Kept };
         let fs = self.clone();
         let resume = Box::new(move |go| match go {
-            Go::On => fs.run_read(&call, answer),
+            Go::On => fs.run_read(call, answer, Patience::Left),
             Go::Fenced => answer(Reply::failed(Errno::Stale)),
         });
         match self.leases.read(session, ino, pages, self.now(), resume) {
@@ -208,10 +217,12 @@ impl Fs {
 
     /// Attributes are told under a lease: while changes of others are under way, whoever looks waits for them.
     fn begin_look(self: &Arc<Fs>, call: Call, answer: Responder) {
-        let Some((ino, look)) = ops::looked_at(self, &call) else { return self.run_read(&call, answer) };
+        let Some((ino, look)) = ops::looked_at(self, &call) else {
+            return self.run_read(call, answer, Patience::Left);
+        };
         let (session, fs) = (call.session, self.clone());
         let resume = Box::new(move |go| match go {
-            Go::On => fs.run_read(&call, answer),
+            Go::On => fs.run_read(call, answer, Patience::Left),
             Go::Fenced => answer(Reply::failed(Errno::Stale)),
         });
         if let Err(resume) = self.leases.look(session, ino, look, self.now(), resume) {
@@ -227,7 +238,7 @@ impl Fs {
             Go::Fenced => answer(Reply::failed(Errno::Stale)),
         });
         let parked = match ino {
-            0 => self.leases.settle(session, self.now(), resume),
+            0 => self.leases.settle(session, None, self.now(), resume),
             _ => self.leases.look(session, ino, Look::Told, self.now(), resume),
         };
         if let Err(resume) = parked {
@@ -250,8 +261,21 @@ impl Fs {
         }
     }
 
-    fn run_read(self: &Arc<Fs>, call: &Call, answer: Responder) {
-        let reply = ops::read(self, call).unwrap_or_else(Reply::failed);
+    fn run_read(self: &Arc<Fs>, call: Call, answer: Responder, patience: Patience) {
+        let mut reply = ops::read(self, &call).unwrap_or_else(Reply::failed);
+        let untold = std::mem::take(&mut reply.untold);
+        if !untold.is_empty() && patience == Patience::Left {
+            // A listing: told of all at once it can be kept.
+            let (fs, session) = (self.clone(), call.session);
+            let resume: Resume = Box::new(move |go| match go {
+                Go::On => fs.run_read(call, answer, Patience::None),
+                Go::Fenced => answer(Reply::failed(Errno::Stale)),
+            });
+            if let Err(resume) = self.leases.settle(session, Some(&untold), self.now(), resume) {
+                resume(Go::On);
+            }
+            return;
+        }
         let (fs, session) = (self.clone(), call.session);
         self.log.after(Box::new(move |result| match result {
             Ok(()) => fs.deliver(session, reply, answer),

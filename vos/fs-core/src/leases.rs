@@ -625,7 +625,7 @@ impl State {
         }
         for (holder, inos) in asked {
             let mailbox = self.mailboxes.entry(holder).or_default();
-            if mailbox.events.len() + mailbox.taken.len() + touch.names.len() + inos.len() > EVENTS_MAX {
+            if mailbox.is_full(touch.names.len() + inos.len()) {
                 let number = mailbox.ask_everything(now_ms);
                 self.exclusive.asked_all(holder, number, now_ms);
                 for ino in &inos {
@@ -806,6 +806,11 @@ impl State {
 }
 
 impl Mailbox {
+    /// Whether so many events more are too many.
+    fn is_full(&self, more: usize) -> bool {
+        self.events.len() + self.taken.len() + more > EVENTS_MAX
+    }
+
     fn push(&mut self, ino: u64, told: Told, now_ms: u64) -> u64 {
         self.next_recall += 1;
         let recalled = matches!(told, Told::Inode { .. }).then_some(ino);

@@ -189,14 +189,23 @@ fn whoever_looks_waits_until_it_was_told_and_sees_it() {
 }
 
 #[test]
-fn listing_goes_on_without_attributes_of_what_another_has_exclusively() {
+fn listing_waits_once_for_all_that_others_have_exclusively_and_can_be_kept() {
     let (_, fs) = new();
     let (mut own, other) = (behind(&fs, 7), Client::new(&fs, 8));
-    make(&mut own, "f");
-    let page = other.read_call(api::READDIR, [1, 0, 1], &[]);
-    assert_eq!((page.status, page.results[3] & api::LEASE), (0, 0), "nothing of it may be kept");
-    assert!(other.read_call(api::READDIR, [1, 0, 0], &[]).status == 0);
-    assert_eq!(entries(&other.read_call(api::READDIR, [1, 0, 0], &[]).data)[0].1, "f");
+    let inos: Vec<u64> = (0..5).map(|number| make(&mut own, &format!("f{number}")).0).collect();
+    let names = other.read_call(api::READDIR, [1, 0, 0], &[]);
+    assert_eq!(entries(&names.data).len(), 5, "names alone are known");
+    let page = look(&other, api::READDIR, [1, 0, 2], &[]);
+    assert!(waits(&page));
+    for ino in inos {
+        assert_eq!(write_behind(&mut own, ino, 0, b"content").status, 0);
+    }
+    let last = events(&own).iter().map(|event| event.0).max().expect("an event");
+    own.read_call(api::TOLD, [last, 0, 0], &[]);
+    let page = page.try_recv().expect("an answer");
+    assert_eq!((page.status, page.results[3] & api::LEASE), (0, api::LEASE));
+    let contents = page.data.windows(7).filter(|bytes| bytes == b"content").count();
+    assert_eq!(contents, 5);
 }
 
 #[test]

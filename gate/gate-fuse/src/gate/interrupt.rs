@@ -169,7 +169,9 @@ impl<B: Backend> Gate<B> {
 
     /// The operation of a request that has its answer already.
     pub(super) fn complete_left(&mut self, flight: &Flight, done: &Done<B::Data>) -> Result<(), GateError> {
-        self.state.answered(flight.key);
+        if !matches!(flight.then, Then::Behind | Then::Looks) {
+            self.state.answered(flight.key);
+        }
         match flight.then {
             Then::Release { fh } => {
                 self.cache.closed(fh);
@@ -177,6 +179,8 @@ impl<B: Backend> Gate<B> {
                 return Ok(());
             }
             Then::Stands => return self.stood(flight, done),
+            Then::Behind => return self.told(flight, done),
+            Then::Looks => return self.looked(flight, done),
             Then::Told { fh } if done.status == 0 => {
                 match self.state.handle(fh) {
                     Some(_) => self.state.replace(fh, done.results[0])?,

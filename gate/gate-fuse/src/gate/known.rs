@@ -37,7 +37,9 @@ impl<B: Backend> Gate<B> {
             }
             Body::Getattr if self.cache.is_leased(ino) => {
                 let Some(attr) = self.cache.memory.attr(ino).copied() else { return Ok(false) };
-                self.answer(unique, 0, crate::complete::attributes(&attr, true).as_bytes())?;
+                // How many blocks it has after what was promised only the server says.
+                let is_kept = self.cache.memory.promised(ino).is_none();
+                self.answer(unique, 0, crate::complete::attributes(&attr, is_kept).as_bytes())?;
             }
             // What `ls`, `cp` and every write ask.
             Body::Getxattr { name: b"security.capability", .. } if self.cache.is_capability_absent(ino) => {

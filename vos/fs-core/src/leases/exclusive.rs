@@ -121,16 +121,18 @@ impl Leases {
         woken
     }
 
-    /// Waits, if need be, until all others have told of everything they changed before; `resume` is called then. `Err`:
-    /// nothing has to be waited for, `resume` comes back.
-    pub fn settle(&self, session: u64, now_ms: u64, resume: Resume) -> Result<(), Resume> {
+    /// Waits, if need be, until all others have told of what they changed before, of everything or of `inos`; `resume`
+    /// is called then. `Err`: nothing has to be waited for, `resume` comes back.
+    pub fn settle(&self, session: u64, inos: Option<&[u64]>, now_ms: u64, resume: Resume) -> Result<(), Resume> {
         let mut state = self.state.lock();
-        let inos: Vec<u64> = state.exclusive.by_ino.keys().copied().collect();
-        for ino in inos {
-            state.ask_to_tell(session, ino, now_ms);
+        let all = || state.exclusive.by_ino.keys().copied().collect();
+        let inos: Vec<u64> = inos.map_or_else(all, <[u64]>::to_vec);
+        for ino in &inos {
+            state.ask_to_tell(session, *ino, now_ms);
         }
         let mut needs: HashMap<u64, u64> = HashMap::new();
-        let asked = state.exclusive.by_ino.values().filter_map(|owner| Some((owner.session, owner.asked?.0)));
+        let owners = inos.iter().filter_map(|ino| state.exclusive.by_ino.get(ino));
+        let asked = owners.filter_map(|owner| Some((owner.session, owner.asked?.0)));
         let untold = state.mailboxes.iter().filter_map(|(session, mailbox)| Some((*session, mailbox.untold?.0)));
         for (other, recall) in asked.chain(untold).filter(|(other, _)| *other != session) {
             let need = needs.entry(other).or_default();
@@ -156,9 +158,14 @@ impl State {
             && owner.session != session
             && owner.asked.is_none()
         {
-            let mailbox = self.mailboxes.entry(owner.session).or_default();
-            owner.asked = Some((mailbox.push(ino, Told::Tell, now_ms), now_ms));
-            mailbox.serve();
+            let (holder, mailbox) = (owner.session, self.mailboxes.entry(owner.session).or_default());
+            if mailbox.is_full(1) {
+                let number = mailbox.ask_everything(now_ms);
+                self.exclusive.asked_all(holder, number, now_ms);
+            } else {
+                owner.asked = Some((mailbox.push(ino, Told::Tell, now_ms), now_ms));
+                mailbox.serve();
+            }
         }
         self.is_taken(session, ino)
     }

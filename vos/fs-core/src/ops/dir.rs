@@ -26,7 +26,7 @@ pub(super) fn readdir(fs: &Arc<Fs>, call: &Call, Readdir { ino, cookie, entries 
     if directory.links == 0 {
         return Err(Errno::NoEntry);
     }
-    let mut page = Page { data: Vec::new(), entries: 0, lease: vec![ino] };
+    let mut page = Page { data: Vec::new(), entries: 0, lease: vec![ino], untold: Vec::new() };
     let mut from = key2(tag::COOKIE, ino, cookie.saturating_add(1));
     let to = key1(tag::COOKIE, ino.saturating_add(1));
     loop {
@@ -52,6 +52,8 @@ struct Page {
     data: Vec<u8>,
     entries: u64,
     lease: Vec<u64>,
+    /// What others have exclusively.
+    untold: Vec<u64>,
 }
 
 impl Page {
@@ -71,6 +73,9 @@ impl Page {
         }
         let (mut attr, mut content) = (None, Vec::new());
         if entries != Entries::Names {
+            if fs.leases.is_taken(call.session, entry.ino) {
+                self.untold.push(entry.ino);
+            }
             fs.leases.register(call.session, entry.ino);
             let inode = match fs.read_inode(entry.ino) {
                 Ok(inode) => inode,
@@ -113,7 +118,7 @@ impl Page {
         if !is_end && self.entries == 0 {
             return Err(Errno::Invalid);
         }
-        Ok(Reply::with_data(api::Page { entries: self.entries, is_end: u64::from(is_end) }, self.data)
-            .lease_on(self.lease))
+        let words = api::Page { entries: self.entries, is_end: u64::from(is_end) };
+        Ok(Reply { untold: self.untold, ..Reply::with_data(words, self.data) }.lease_on(self.lease))
     }
 }

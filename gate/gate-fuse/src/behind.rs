@@ -1,0 +1,459 @@
+//! Changes that programs were answered before the server was told: *promises*.
+//!
+//! Of a file that the session has exclusively ([`vos_api::fs::EXCLUSIVE`]) writes and changes of attributes are promised.
+//! The promises of an inode are a chain: what is in front is being told, the rest waits, and what adjoins is told as one.
+//! Chains of different inodes are told beside one another.
+//!
+//! Pure. Promises lie in the state object as well, from before the kernel has its answer until the server has them
+//! ([`crate::state`]), where the next gate finds them.
+
+use std::collections::{HashMap, VecDeque};
+
+use vos_api::fs::{self, Attr, BEHIND_BYTES_MAX, BEHIND_COUNT_MAX, FILE_BYTES_MAX, SetAttr, valid};
+
+const BLOCK: u64 = 4096;
+/// Set-user-id and set-group-id, which a write or a change of owner may have to take away.
+const SET_IDS: u32 = (libc::S_ISUID | libc::S_ISGID) as u32;
+/// Longer writes are told at once: there is little to win.
+const WRITE_BYTES_MAX: usize = 256 << 10;
+/// What is told in one piece.
+const TELL_BYTES_MAX: usize = abi::limits::TRANSFER_BYTES_MAX as usize;
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    Write { offset: u64, bytes: Vec<u8> },
+    Set(SetAttr),
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Promise {
+    /// Rises with each promise of a mount.
+    pub id: u64,
+    /// Number of the request that was answered.
+    pub key: u64,
+    pub ino: u64,
+    pub time_ns: u64,
+    /// The inode's change time before: by it is seen whether another session changed it meanwhile.
+    pub before_ns: u64,
+    pub change: Change,
+}
+
+impl Change {
+    /// What the inode is afterwards. `None`: this is not to be promised.
+    pub fn applied_to(&self, attr: &Attr, time_ns: u64) -> Option<Attr> {
+        let mut attr = *attr;
+        match self {
+            Change::Write { offset, bytes } => {
+                let end = offset.checked_add(bytes.len() as u64).filter(|end| *end <= FILE_BYTES_MAX)?;
+                let size = attr.bytes.get();
+                // How many blocks a hole leaves the server says.
+                if *offset > size.next_multiple_of(BLOCK) || bytes.is_empty() || bytes.len() > WRITE_BYTES_MAX {
+                    return None;
+                }
+                let more = end.div_ceil(BLOCK).saturating_sub(size.div_ceil(BLOCK));
+                attr.blocks = (attr.blocks.get() + more * (BLOCK / 512)).into();
+                attr.bytes = size.max(end).into();
+                attr.mtime_ns = time_ns.into();
+                attr.ctime_ns = time_ns.into();
+            }
+            Change::Set(wanted) => {
+                let has = |bit| wanted.valid.get() & bit != 0;
+                if has(valid::BYTES) || has(valid::CTIME) {
+                    return None;
+                }
+                let loses_ids = has(valid::UID) || has(valid::GID) || has(valid::KILL_SUID);
+                if loses_ids && attr.mode.get() & SET_IDS != 0 {
+                    return None;
+                }
+                let set = |bit, to, from| if has(bit) { from } else { to };
+                let mode = attr.mode.get() & libc::S_IFMT | wanted.mode.get() & 0o7777;
+                attr.mode = set(valid::MODE, attr.mode, mode.into());
+                attr.uid = set(valid::UID, attr.uid, wanted.uid);
+                attr.gid = set(valid::GID, attr.gid, wanted.gid);
+                attr.atime_ns = if has(valid::ATIME) { wanted.atime_ns } else { attr.atime_ns };
+                attr.mtime_ns = if has(valid::MTIME) { wanted.mtime_ns } else { attr.mtime_ns };
+                attr.ctime_ns = time_ns.into();
+            }
+        }
+        Some(attr)
+    }
+
+    /// Adds what follows, if both can be told as one.
+    fn join(&mut self, next: &Change) -> bool {
+        match (self, next) {
+            (Change::Write { offset, bytes }, Change::Write { offset: at, bytes: more }) => {
+                let adjoins = *offset + bytes.len() as u64 == *at && bytes.len() + more.len() <= TELL_BYTES_MAX;
+                if adjoins {
+                    bytes.extend_from_slice(more);
+                }
+                adjoins
+            }
+            (Change::Set(wanted), Change::Set(more)) => {
+                let has = |bit| more.valid.get() & bit != 0;
+                wanted.mode = if has(valid::MODE) { more.mode } else { wanted.mode };
+                wanted.uid = if has(valid::UID) { more.uid } else { wanted.uid };
+                wanted.gid = if has(valid::GID) { more.gid } else { wanted.gid };
+                wanted.atime_ns = if has(valid::ATIME) { more.atime_ns } else { wanted.atime_ns };
+                wanted.mtime_ns = if has(valid::MTIME) { more.mtime_ns } else { wanted.mtime_ns };
+                wanted.valid = (wanted.valid.get() | more.valid.get()).into();
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// One operation that tells promises.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Telling {
+    /// Of the first.
+    pub id: u64,
+    pub count: usize,
+    pub time_ns: u64,
+    pub change: Change,
+    /// The session has had the inode for itself all the time.
+    pub is_exclusive: bool,
+}
+
+/// Whether the promises of an inode still say what they did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Trust {
+    /// Nobody else has had it.
+    Exclusive,
+    /// The session was fenced: others may have changed it.
+    Suspect,
+    /// It was fenced, and nobody had.
+    Looked,
+}
+
+struct Chain {
+    promises: VecDeque<Promise>,
+    /// How many of them are being told.
+    telling: usize,
+    trust: Trust,
+}
+
+#[derive(Default)]
+pub struct Behind {
+    chains: HashMap<u64, Chain>,
+    last_id: u64,
+    bytes: usize,
+    count: usize,
+    /// Inodes of which something can be told, or asked.
+    ready: VecDeque<u64>,
+    /// Promises that were not kept, until whoever syncs or closes the file hears of it.
+    failed: HashMap<u64, i32>,
+}
+
+/// What is to be done next for an inode.
+pub enum Next {
+    Tell(Telling),
+    /// Ask what it is: others may have changed it.
+    Look,
+}
+
+impl Behind {
+    pub fn is_empty(&self) -> bool {
+        self.chains.is_empty()
+    }
+
+    pub fn has(&self, ino: u64) -> bool {
+        self.chains.contains_key(&ino)
+    }
+
+    pub fn inos(&self) -> impl Iterator<Item = u64> {
+        self.chains.keys().copied()
+    }
+
+    /// Some inode that has promises.
+    pub fn any(&self) -> Option<u64> {
+        self.inos().next()
+    }
+
+    /// Bytes and changes that were not told.
+    #[cfg(test)]
+    pub fn untold(&self) -> (usize, usize) {
+        (self.bytes, self.count)
+    }
+
+    /// Whether a change fits beside what waits.
+    pub fn fits(&self, change: &Change) -> bool {
+        self.count < BEHIND_COUNT_MAX && self.bytes + change.len() <= BEHIND_BYTES_MAX
+    }
+
+    pub fn next_id(&self) -> u64 {
+        self.last_id + 1
+    }
+
+    /// Whether the request of this key was promised and has not been told.
+    pub fn has_key(&self, ino: u64, key: u64) -> bool {
+        self.chains.get(&ino).is_some_and(|chain| chain.promises.iter().any(|promise| promise.key == key))
+    }
+
+    pub fn add(&mut self, promise: Promise) {
+        let ino = promise.ino;
+        self.last_id = self.last_id.max(promise.id);
+        self.bytes += promise.change.len();
+        self.count += 1;
+        let new = || Chain { promises: VecDeque::new(), telling: 0, trust: Trust::Exclusive };
+        let chain = self.chains.entry(ino).or_insert_with(new);
+        chain.promises.push_back(promise);
+        if chain.promises.len() == 1 {
+            self.ready.push_back(ino);
+        }
+    }
+
+    /// The next inode of which something is to be told. [`Behind::began`] follows, or [`Behind::again`].
+    pub fn ready(&mut self) -> Option<u64> {
+        self.ready.pop_front()
+    }
+
+    pub fn again(&mut self, ino: u64) {
+        self.ready.push_front(ino);
+    }
+
+    /// Number of the first promise of a chain.
+    pub fn first(&self, ino: u64) -> Option<u64> {
+        self.chains.get(&ino)?.promises.front().map(|promise| promise.id)
+    }
+
+    /// What to do for an inode; `count`: so many are told together, if a gate before this one did so.
+    pub fn next(&self, ino: u64, count: Option<usize>) -> Option<Next> {
+        let chain = self.chains.get(&ino).filter(|chain| chain.telling == 0)?;
+        if chain.trust == Trust::Suspect {
+            return Some(Next::Look);
+        }
+        let mut promises = chain.promises.iter().take(count.unwrap_or(usize::MAX));
+        let first = promises.next()?;
+        let is_exclusive = chain.trust == Trust::Exclusive;
+        let (id, time_ns, change) = (first.id, first.time_ns, first.change.clone());
+        let mut telling = Telling { id, count: 1, time_ns, change, is_exclusive };
+        for promise in promises {
+            if !telling.change.join(&promise.change) {
+                break;
+            }
+            telling.count += 1;
+            telling.time_ns = promise.time_ns;
+        }
+        Some(Next::Tell(telling))
+    }
+
+    pub fn began(&mut self, ino: u64, count: usize) {
+        if let Some(chain) = self.chains.get_mut(&ino) {
+            chain.telling = count;
+        }
+    }
+
+    /// What was being told is through. Answers those promises; the chain is over when none is left.
+    pub fn told(&mut self, ino: u64) -> Vec<Promise> {
+        let Some(chain) = self.chains.get_mut(&ino) else { return Vec::new() };
+        let told = std::mem::take(&mut chain.telling).min(chain.promises.len());
+        self.take(ino, told)
+    }
+
+    /// What a fenced session found: the inode's change time. Answers promises that are over: those that were carried
+    /// out before, or all when others changed the inode ([`Behind::failed`]).
+    pub fn looked(&mut self, ino: u64, changed_ns: u64) -> (Vec<Promise>, bool) {
+        let Some(chain) = self.chains.get_mut(&ino) else { return (Vec::new(), true) };
+        let is_as_before = chain.promises.front().is_some_and(|promise| promise.before_ns == changed_ns);
+        let done = chain.promises.iter().rposition(|promise| promise.time_ns == changed_ns).map(|at| at + 1);
+        match done {
+            _ if is_as_before => {
+                chain.trust = Trust::Looked;
+                self.ready.push_back(ino);
+                (Vec::new(), true)
+            }
+            Some(done) => {
+                chain.trust = Trust::Looked;
+                (self.take(ino, done), true)
+            }
+            None => (self.give_up(ino), false),
+        }
+    }
+
+    /// All promises of an inode.
+    pub fn give_up(&mut self, ino: u64) -> Vec<Promise> {
+        let all = self.chains.get(&ino).map_or(0, |chain| chain.promises.len());
+        self.take(ino, all)
+    }
+
+    fn take(&mut self, ino: u64, count: usize) -> Vec<Promise> {
+        let Some(chain) = self.chains.get_mut(&ino) else { return Vec::new() };
+        let taken: Vec<Promise> = chain.promises.drain(..count).collect();
+        self.count -= taken.len();
+        self.bytes -= taken.iter().map(|promise| promise.change.len()).sum::<usize>();
+        if chain.promises.is_empty() {
+            self.chains.remove(&ino);
+        } else if !taken.is_empty() {
+            self.ready.push_back(ino);
+        }
+        taken
+    }
+
+    /// A promise was not kept.
+    pub fn fails(&mut self, ino: u64, errno: i32) {
+        // Bounded by forgetting: nobody may ever ask.
+        if self.failed.len() >= 1024 {
+            self.failed.clear();
+        }
+        self.failed.insert(ino, errno);
+    }
+
+    /// What whoever syncs or closes the file has to hear, once.
+    pub fn failure(&mut self, ino: u64) -> Option<i32> {
+        self.failed.remove(&ino)
+    }
+
+    /// Nothing is being told any more. `is_fenced`: others may have changed what was promised.
+    pub fn interrupted(&mut self, is_fenced: bool) {
+        self.ready.clear();
+        for (ino, chain) in &mut self.chains {
+            chain.telling = 0;
+            if is_fenced {
+                chain.trust = Trust::Suspect;
+            }
+            self.ready.push_back(*ino);
+        }
+    }
+}
+
+impl Change {
+    pub fn len(&self) -> usize {
+        match self {
+            Change::Write { bytes, .. } => bytes.len(),
+            Change::Set(_) => 0,
+        }
+    }
+}
+
+/// Whether a write by this request takes set-id bits away that the file has.
+pub fn kills_ids(marks: u16, attr: &Attr) -> bool {
+    marks & fs::KILL_SUID != 0 && attr.mode.get() & SET_IDS != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromZeros;
+
+    use super::*;
+
+    fn attr(mode: u32, bytes: u64) -> Attr {
+        let blocks = bytes.div_ceil(BLOCK) * 8;
+        Attr { mode: mode.into(), bytes: bytes.into(), blocks: blocks.into(), ..Attr::new_zeroed() }
+    }
+
+    fn write(offset: u64, bytes: usize) -> Change {
+        Change::Write { offset, bytes: vec![7; bytes] }
+    }
+
+    fn set(valid: u32, mode: u32, mtime: u64) -> Change {
+        let wanted =
+            SetAttr { valid: valid.into(), mode: mode.into(), mtime_ns: mtime.into(), ..SetAttr::new_zeroed() };
+        Change::Set(wanted)
+    }
+
+    fn promise(id: u64, ino: u64, change: Change) -> Promise {
+        Promise { id, key: 2 * id, ino, time_ns: 100 + id, before_ns: 99 + id, change }
+    }
+
+    #[test]
+    fn what_a_file_is_after_a_change_is_known_or_the_change_is_not_promised() {
+        let file = attr(0o100_644, 5000);
+        let after = write(4000, 3000).applied_to(&file, 9).expect("promised");
+        assert_eq!(
+            (after.bytes.get(), after.blocks.get(), after.mtime_ns.get(), after.ctime_ns.get()),
+            (7000, 16, 9, 9)
+        );
+        let after = write(8000, 1000).applied_to(&file, 9).expect("no block is left out");
+        assert_eq!((after.bytes.get(), after.blocks.get()), (9000, 24));
+        assert_eq!(write(8193, 1).applied_to(&file, 9), None, "a hole");
+        assert_eq!(write(0, 0).applied_to(&file, 9), None);
+        assert_eq!(write(0, WRITE_BYTES_MAX + 1).applied_to(&file, 9), None);
+        assert_eq!(write(u64::MAX, 1).applied_to(&file, 9), None);
+        let after = set(valid::MODE | valid::MTIME, 0o104_600, 5).applied_to(&file, 9).expect("promised");
+        assert_eq!(
+            (after.mode.get(), after.mtime_ns.get(), after.ctime_ns.get()),
+            (0o104_600 & 0o7777 | 0o100_000, 5, 9)
+        );
+        assert_eq!(set(valid::UID, 0, 0).applied_to(&after, 9), None, "set-user-id goes");
+        assert!(set(valid::UID, 0, 0).applied_to(&file, 9).is_some());
+        assert_eq!(set(valid::BYTES, 0, 0).applied_to(&file, 9), None);
+    }
+
+    #[test]
+    fn writes_that_adjoin_are_told_as_one_and_so_are_attributes() {
+        let mut behind = Behind::default();
+        for (id, change) in
+            [write(0, 10), write(10, 10), write(30, 10), set(valid::MODE, 0o600, 0)].into_iter().enumerate()
+        {
+            behind.add(promise(1 + id as u64, 5, change));
+        }
+        behind.add(promise(5, 5, set(valid::MTIME, 0, 3)));
+        behind.add(promise(6, 6, write(0, 1)));
+        assert_eq!(behind.untold(), (31, 6));
+        let mut told = Vec::new();
+        while let Some(ino) = behind.ready() {
+            let Some(Next::Tell(telling)) = behind.next(ino, None) else { panic!("something is told") };
+            behind.began(ino, telling.count);
+            assert!(behind.next(ino, None).is_none(), "one after the other");
+            told.push((ino, telling.count, telling.time_ns, telling.change));
+            behind.told(ino);
+        }
+        let Change::Set(both) = set(valid::MODE | valid::MTIME, 0o600, 3) else { unreachable!() };
+        let expected = [
+            (5, 2, 102, write(0, 20)),
+            (6, 1, 106, write(0, 1)),
+            (5, 1, 103, write(30, 10)),
+            (5, 2, 105, Change::Set(both)),
+        ];
+        assert_eq!(told, expected);
+        assert_eq!((behind.is_empty(), behind.untold()), (true, (0, 0)));
+    }
+
+    #[test]
+    fn what_a_dead_gate_told_together_is_told_together_again() {
+        let mut behind = Behind::default();
+        (1..=3).for_each(|id| behind.add(promise(id, 5, write(10 * id, 10))));
+        let Some(Next::Tell(telling)) = behind.next(5, Some(2)) else { panic!("something is told") };
+        assert_eq!((telling.count, telling.change), (2, write(10, 20)));
+    }
+
+    #[test]
+    fn promises_are_bounded() {
+        let mut behind = Behind::default();
+        let mut id = 0;
+        while behind.fits(&write(0, 1)) {
+            id += 1;
+            behind.add(promise(id, id, write(0, 1)));
+        }
+        assert_eq!(behind.untold().1, BEHIND_COUNT_MAX);
+        let mut behind = Behind::default();
+        behind.add(promise(1, 1, write(0, BEHIND_BYTES_MAX)));
+        assert!(!behind.fits(&write(0, 1)) && behind.fits(&set(valid::MODE, 0, 0)));
+    }
+
+    #[test]
+    fn fenced_session_goes_on_with_what_nobody_else_changed_and_says_so_when_somebody_did() {
+        let three = || {
+            let mut behind = Behind::default();
+            (1..=3).for_each(|id| behind.add(promise(id, 5, write(100 * id, 10))));
+            behind.ready();
+            behind.began(5, 1);
+            behind.interrupted(true);
+            assert!(matches!(behind.next(5, None), Some(Next::Look)));
+            behind
+        };
+        let mut behind = three();
+        assert_eq!(behind.looked(5, 100), (Vec::new(), true));
+        assert!(matches!(behind.next(5, None), Some(Next::Tell(telling)) if telling.id == 1 && !telling.is_exclusive));
+        let mut behind = three();
+        let (done, is_kept) = behind.looked(5, 102);
+        assert_eq!((done.len(), is_kept), (2, true), "they had been carried out");
+        assert!(matches!(behind.next(5, None), Some(Next::Tell(telling)) if telling.id == 3));
+        let mut behind = three();
+        let (lost, is_kept) = behind.looked(5, 777);
+        assert_eq!((lost.len(), is_kept, behind.is_empty()), (3, false, true));
+        behind.fails(5, 5);
+        assert_eq!((behind.failure(5), behind.failure(5)), (Some(5), None));
+    }
+}

@@ -1,0 +1,384 @@
+//! Programs are answered before the server is told ([`crate::behind`]).
+//!
+//! A write, or a change of attributes, of a file that the session has exclusively is written into the state object, and
+//! answered. It is told at once, if nothing else of the inode is being told. Requests for which the server has to know
+//! all of it wait until it does; those are flights without an operation, so that a signal finds them.
+//!
+//! Nothing is promised by a gate that may be too late to hear that others want the file ([`Gate::is_heard`]), while a
+//! change is under way that may be of the same inode, or when the server said that it has no room.
+
+use vos_api::Operation;
+use vos_api::fs::{self, Getattr, SETATTR, Setattr, Told, WRITE, Write, WritesBehind, valid};
+use zerocopy::IntoBytes;
+
+use super::{Backend, Gate, GateError, Held, IN_FLIGHT_MAX, Phase, now_ns};
+use crate::backend::{Done, Op, Token};
+use crate::behind::{Change, Next, Promise, Telling, kills_ids};
+use crate::complete::{attr_of, attributes};
+use crate::flight::{Flight, Loser};
+use crate::kernel;
+use crate::notify;
+use crate::recall::What;
+use crate::request::{Body, Request};
+use crate::state::State;
+use crate::translate::{self, Then};
+
+/// Chains that are told at a time, beside the requests of programs.
+const TELLS_MAX: usize = IN_FLIGHT_MAX / 4;
+/// No backend counts that far.
+const WAITING: u64 = 1 << 63;
+/// As status of an operation: there is no such inode any more.
+const GONE: u32 = libc::EIDRM as u32;
+const ROOM_FOR_ATTR: u32 = size_of::<fs::Attr>() as u32;
+
+/// Whether the server lets this gate answer before it is told.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) enum Consent {
+    #[default]
+    No,
+    Asked(Token),
+    Given,
+}
+
+/// A request that waits for promises of an inode.
+pub(super) struct Waiting {
+    token: Token,
+    ino: u64,
+    /// For those of all inodes, this one first.
+    is_for_all: bool,
+    held: Held,
+}
+
+/// What has to be told before the server can carry a request out.
+enum Needs {
+    Nothing,
+    Inode(u64),
+    All,
+}
+
+impl<B: Backend> Gate<B> {
+    /// Asks the server whether this gate may answer before it tells.
+    pub(super) fn ask_for_consent(&mut self) {
+        if self.consent == Consent::No
+            && let Ok(token) = self.backend.submit(&Op::of(&WritesBehind {}.encode(), 0, None))
+        {
+            self.consent = Consent::Asked(token);
+        }
+    }
+
+    /// `true`: it was the answer to that.
+    pub(super) fn consented(&mut self, done: &Done<B::Data>) -> bool {
+        let is_it = self.consent == Consent::Asked(done.token);
+        if is_it {
+            // A server of an earlier release does not know the question.
+            self.consent = if done.status == 0 { Consent::Given } else { Consent::No };
+        }
+        is_it
+    }
+
+    /// What an answer to a change of a regular file says of further ones.
+    pub(super) fn note_terms(&mut self, ino: u64, results: [u64; 4]) {
+        self.has_room = results[3] & fs::ROOM != 0;
+        self.cache.set_exclusive(ino, results[3] & fs::EXCLUSIVE != 0 && self.consent == Consent::Given);
+    }
+
+    /// Answers a change that can be told later. `false`: it cannot.
+    pub(super) fn promise(&mut self, request: &Request<'_>) -> Result<bool, GateError> {
+        let (unique, key, ino) = (request.header.unique, request.key(), request.header.nodeid);
+        if !self.cache.is_exclusive(ino) || !self.may_promise() || self.state.noted(key).is_some() {
+            return Ok(false);
+        }
+        let Some(attr) = self.cache.memory.certain(ino).copied().filter(|_| self.cache.is_bare(ino)) else {
+            return Ok(false);
+        };
+        // Each has a time of its own: by it a fenced session sees what it has done.
+        let time_ns = now_ns().max(attr.ctime_ns.get().saturating_add(1));
+        let change = match request.body {
+            Body::Write { head, data } => {
+                let marks = translate::write_marks(&head);
+                let goes_elsewhere = marks & fs::APPEND != 0 && head.offset != attr.bytes.get();
+                if marks & fs::LATE != 0 || goes_elsewhere || kills_ids(marks, &attr) {
+                    return Ok(false);
+                }
+                Change::Write { offset: head.offset, bytes: data.to_vec() }
+            }
+            Body::Setattr(head) => Change::Set(translate::setattr(&head, time_ns)),
+            _ => return Ok(false),
+        };
+        let Some(after) = change.applied_to(&attr, time_ns).filter(|_| self.behind.fits(&change)) else {
+            return Ok(false);
+        };
+        let promise = Promise { id: self.behind.next_id(), key, ino, time_ns, before_ns: attr.ctime_ns.get(), change };
+        if !self.state.promise(&promise)? {
+            return Ok(false);
+        }
+        self.counters.promises += 1;
+        self.cache.memory.promise(ino, &after);
+        self.behind.add(promise);
+        match request.body {
+            Body::Write { head, .. } => {
+                self.answer(unique, 0, kernel::WriteOut { size: head.size, padding: 0 }.as_bytes())?;
+            }
+            _ => self.answer(unique, 0, attributes(&after, false).as_bytes())?,
+        }
+        Ok(true)
+    }
+
+    fn may_promise(&self) -> bool {
+        self.has_room
+            && matches!(self.phase, Phase::Serving)
+            && self.is_heard()
+            && self.owed.is_empty()
+            && !self.waiting.iter().any(|waiting| waiting.is_for_all)
+    }
+
+    /// A write that a dead gate had promised and perhaps not answered.
+    pub(super) fn answer_promised(&mut self, request: &Request<'_>) -> Result<bool, GateError> {
+        let Body::Write { head, .. } = request.body else { return Ok(false) };
+        let is_promised = request.is_resent() && self.behind.has_key(request.header.nodeid, request.key());
+        if is_promised {
+            self.answer(request.header.unique, 0, kernel::WriteOut { size: head.size, padding: 0 }.as_bytes())?;
+        }
+        Ok(is_promised)
+    }
+
+    /// Puts a request off until the server has been told what it must know for it. `false`: it knows.
+    pub(super) fn put_off(&mut self, request: &Request<'_>, bytes: &[u8], step: u32) -> bool {
+        if self.behind.is_empty() {
+            return false;
+        }
+        let (ino, is_for_all) = match self.needs(request) {
+            Needs::Nothing => return false,
+            Needs::Inode(ino) => (ino, false),
+            Needs::All => match self.behind.any() {
+                Some(ino) => (ino, true),
+                None => return false,
+            },
+        };
+        self.waits += 1;
+        let token = Token(WAITING | self.waits);
+        let (unique, key, thread) = (request.header.unique, request.key(), request.header.pid);
+        let flight = Flight { thread, ..Flight::new(unique, key, request.header.nodeid, Then::Waits) };
+        self.flights.insert(token, flight);
+        self.waiting.push(Waiting { token, ino, is_for_all, held: Held { bytes: bytes.to_vec(), step } });
+        true
+    }
+
+    fn needs(&self, request: &Request<'_>) -> Needs {
+        let ino = request.header.nodeid;
+        let of = |ino: u64| if self.behind.has(ino) { Needs::Inode(ino) } else { Needs::Nothing };
+        match request.body {
+            Body::Syncfs => Needs::All,
+            Body::Getattr
+            | Body::Read(_)
+            | Body::Write { .. }
+            | Body::Setattr(_)
+            | Body::Fsync(_)
+            | Body::Fallocate(_)
+            | Body::Lseek(_)
+            | Body::Setxattr { .. }
+            | Body::Removexattr { .. } => of(ino),
+            Body::Open(head) if head.flags & libc::O_TRUNC as u32 != 0 => of(ino),
+            Body::Link { ino: target, .. } => of(target),
+            Body::CopyFileRange(head) if self.behind.has(head.nodeid_out) => Needs::Inode(head.nodeid_out),
+            Body::CopyFileRange(_) => of(ino),
+            // Their change times follow those of what was promised.
+            Body::Unlink { .. } => match self.loser(request) {
+                Loser::Inode(ino) => of(ino),
+                Loser::Unknown => Needs::All,
+                Loser::Nothing => Needs::Nothing,
+            },
+            Body::Rename { old, .. } => match (self.cache.memory.name(ino, old), self.loser(request)) {
+                (Some(Some(moved)), _) if self.behind.has(moved) => Needs::Inode(moved),
+                (Some(Some(_)), Loser::Inode(replaced)) => of(replaced),
+                (Some(Some(_)), Loser::Nothing) => Needs::Nothing,
+                _ => Needs::All,
+            },
+            _ => Needs::Nothing,
+        }
+    }
+
+    /// Tells what can be told.
+    pub(super) fn tell_promises(&mut self) -> Result<(), GateError> {
+        if !matches!(self.phase, Phase::Serving) {
+            return Ok(());
+        }
+        while self.tells < TELLS_MAX
+            && let Some(ino) = self.behind.ready()
+        {
+            let Some(id) = self.behind.first(ino) else { continue };
+            let key = promise_key(id);
+            let noted = self.state.noted(key);
+            let submitted = match self.behind.next(ino, noted.map(|noted| noted.step as usize)) {
+                None => continue,
+                Some(Next::Look) => {
+                    let asked = Getattr { ino }.encode();
+                    self.backend.submit(&Op::of(&asked, ROOM_FOR_ATTR, None)).map(|token| (token, Then::Looks, 0))
+                }
+                Some(Next::Tell(telling)) => {
+                    let op = if matches!(telling.change, Change::Write { .. }) { WRITE } else { SETATTR };
+                    let sequence = Some(self.state.note(key, telling.count as u32, op)?);
+                    let count = telling.count;
+                    self.submit_telling(ino, telling, sequence).map(|token| (token, Then::Behind, count))
+                }
+            };
+            let Ok((token, then, count)) = submitted else {
+                self.behind.again(ino);
+                break;
+            };
+            self.tells += 1;
+            self.behind.began(ino, count);
+            self.flights.insert(token, Flight { is_left: true, ..Flight::new(key, key, ino, then) });
+        }
+        Ok(())
+    }
+
+    fn submit_telling(
+        &mut self,
+        ino: u64,
+        telling: Telling,
+        sequence: Option<u64>,
+    ) -> Result<Token, crate::backend::Refused> {
+        let Telling { time_ns, change, is_exclusive, .. } = telling;
+        match change {
+            Change::Write { offset, bytes } => {
+                let marks = if is_exclusive { fs::BEHIND } else { 0 };
+                let asked = Write { marks, ino, offset, time_ns, bytes: &bytes }.encode();
+                self.backend.submit(&Op::of(&asked, ROOM_FOR_ATTR, sequence))
+            }
+            Change::Set(mut wanted) => {
+                wanted.valid = (wanted.valid.get() | if is_exclusive { valid::BEHIND } else { 0 }).into();
+                let asked = Setattr { ino, time_ns, wanted }.encode();
+                self.backend.submit(&Op::of(&asked, ROOM_FOR_ATTR, sequence))
+            }
+        }
+    }
+
+    /// The answer to what was told.
+    pub(super) fn told(&mut self, flight: &Flight, done: &Done<B::Data>) -> Result<(), GateError> {
+        self.tells = self.tells.saturating_sub(1);
+        let ino = flight.ino;
+        let told = self.behind.told(ino);
+        self.state.answered_once(flight.key)?;
+        self.forget_promises(&told)?;
+        match done.status {
+            0 => self.note_terms(ino, done.results),
+            GONE => self.give_up(ino)?,
+            errno => self.not_kept(ino, errno as i32),
+        }
+        if !self.behind.has(ino) {
+            let attr = attr_of(&done.data).filter(|_| done.status == 0 && self.cache.is_leased(ino));
+            self.all_told(ino, attr.as_ref());
+        }
+        Ok(())
+    }
+
+    /// What a fenced session finds of an inode.
+    pub(super) fn looked(&mut self, flight: &Flight, done: &Done<B::Data>) -> Result<(), GateError> {
+        self.tells = self.tells.saturating_sub(1);
+        let ino = flight.ino;
+        match (done.status, attr_of(&done.data)) {
+            (0, Some(attr)) => {
+                let (over, is_kept) = self.behind.looked(ino, attr.ctime_ns.get());
+                self.forget_promises(&over)?;
+                if !is_kept {
+                    self.not_kept(ino, libc::EIO);
+                }
+            }
+            (GONE, _) => self.give_up(ino)?,
+            (errno, _) => {
+                self.give_up(ino)?;
+                self.not_kept(ino, if errno == 0 { libc::EIO } else { errno as i32 });
+            }
+        }
+        if !self.behind.has(ino) {
+            self.all_told(ino, None);
+        }
+        Ok(())
+    }
+
+    fn give_up(&mut self, ino: u64) -> Result<(), GateError> {
+        let lost = self.behind.give_up(ino);
+        self.forget_promises(&lost)
+    }
+
+    fn forget_promises(&mut self, over: &[Promise]) -> Result<(), GateError> {
+        Ok(over.iter().try_for_each(|promise| self.state.forget_promise(promise.id))?)
+    }
+
+    fn not_kept(&mut self, ino: u64, errno: i32) {
+        tracing::error!(ino, errno, "a change that its program was answered is lost");
+        self.behind.fails(ino, errno);
+        // What the kernel has been told is not so. Attributes alone: that takes no lock.
+        notify::drop_attributes(&self.fuse, ino);
+        self.drop_pages(ino, None, None, None);
+        self.cache.set_exclusive(ino, false);
+    }
+
+    /// Nothing of the inode is promised any more: whoever waited for that goes on.
+    fn all_told(&mut self, ino: u64, attr: Option<&fs::Attr>) {
+        self.cache.memory.told(ino, attr);
+        for waiting in self.waiting.extract_if(.., |waiting| waiting.ino == ino) {
+            // One that is left has its answer.
+            if self.flights.remove(waiting.token).is_some_and(|flight| !flight.is_left) {
+                self.held.push_back(waiting.held);
+            }
+        }
+    }
+
+    /// Promises that an event of the server is about.
+    pub(super) fn promised_of(&self, what: &What) -> Vec<u64> {
+        match what {
+            What::Inode { ino, .. } | What::Tell { ino } => {
+                Some(*ino).filter(|ino| self.behind.has(*ino)).into_iter().collect()
+            }
+            What::Everything => self.behind.inos().collect(),
+            What::Name { .. } => Vec::new(),
+        }
+    }
+
+    /// Says up to which event everything is told, where the server waits for nothing else.
+    pub(super) fn say_told(&mut self, recall: u64) -> bool {
+        self.backend.submit(&Op::of(&Told { recall }.encode(), 0, None)).is_ok()
+    }
+
+    /// Takes over what a dead gate had promised, with the numbers under which it was telling.
+    pub(super) fn go_on_promising(&mut self) {
+        for promise in self.state.inherited_promises() {
+            self.behind.add(promise);
+        }
+        for ino in self.behind.inos().collect::<Vec<_>>() {
+            claim_first(&mut self.state, &self.behind, ino);
+        }
+    }
+
+    /// No answer comes to what was being told, and nobody waits for it any more.
+    pub(super) fn interrupt_promises(&mut self, is_fenced: bool) {
+        self.tells = 0;
+        self.behind.interrupted(is_fenced);
+        self.waiting.clear();
+        self.consent = Consent::No;
+        self.has_room = false;
+    }
+
+    /// What whoever syncs or closes the file has to be told of.
+    pub(super) fn failure(&mut self, request: &Request<'_>, has_locks: bool) -> Option<i32> {
+        match request.body {
+            Body::Fsync(_) => self.behind.failure(request.header.nodeid),
+            Body::Flush(_) if !has_locks => self.behind.failure(request.header.nodeid),
+            _ => None,
+        }
+    }
+}
+
+fn claim_first(state: &mut State, behind: &crate::behind::Behind, ino: u64) {
+    if let Some(id) = behind.first(ino) {
+        state.claim(promise_key(id));
+    }
+}
+
+/// Journal key of what tells promises, by the number of the first. Keys of open files are below for all that the table
+/// will ever hold.
+fn promise_key(id: u64) -> u64 {
+    1 << 62 | id << 1 & ((1 << 62) - 1) | 1
+}

@@ -1,0 +1,214 @@
+//! Promises in the state object ([`crate::behind`]): a record each, and bytes of writes in blocks of 4 KiB.
+//!
+//! The bytes are written first, then the record, which counts only if its check value does. A record is emptied once the
+//! server has what it promises.
+
+use std::collections::HashMap;
+
+use vos_api::fs::{BEHIND_COUNT_MAX, SetAttr};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+use super::{State, StateError, mix};
+use crate::behind::{Change, Promise};
+
+const RECORD_BYTES: usize = 128;
+const RECORDS: usize = BEHIND_COUNT_MAX;
+const RECORDS_AT: u64 = super::TAKEN_END.next_multiple_of(4096);
+const BLOCK: usize = 4096;
+/// Twice what may wait: what is short takes a block of its own.
+const BLOCKS: usize = 512;
+const BLOCKS_AT: u64 = RECORDS_AT + (RECORDS * RECORD_BYTES) as u64;
+pub const END: u64 = BLOCKS_AT + (BLOCKS * BLOCK) as u64;
+
+const WRITE: u32 = 1;
+const SET: u32 = 2;
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct Record {
+    id: u64,
+    key: u64,
+    ino: u64,
+    time_ns: u64,
+    before_ns: u64,
+    offset: u64,
+    kind: u32,
+    bytes: u32,
+    block: u64,
+    set: [u8; 48],
+    reserved: u64,
+    check: u64,
+}
+
+const _: () = assert!(size_of::<Record>() == RECORD_BYTES && size_of::<SetAttr>() == 48);
+const _: () = assert!(BLOCKS_AT.is_multiple_of(4096));
+
+/// Which places are free.
+#[derive(Default)]
+pub struct Shelf {
+    free: Vec<usize>,
+    /// Record and blocks of a promise.
+    taken: HashMap<u64, (usize, std::ops::Range<usize>)>,
+    is_used: Vec<bool>,
+}
+
+impl Shelf {
+    /// The first blocks in a row that have room for so many bytes.
+    fn room(&self, bytes: usize) -> Option<std::ops::Range<usize>> {
+        let count = bytes.div_ceil(BLOCK);
+        let mut from = 0;
+        for (at, is_used) in self.is_used.iter().enumerate() {
+            if at - from == count {
+                break;
+            }
+            if *is_used {
+                from = at + 1;
+            }
+        }
+        (from + count <= self.is_used.len()).then_some(from..from + count)
+    }
+
+    fn set(&mut self, blocks: std::ops::Range<usize>, is_used: bool) {
+        self.is_used.get_mut(blocks).into_iter().flatten().for_each(|used| *used = is_used);
+    }
+}
+
+impl State {
+    /// Writes a promise down. `false`: there is no room for it.
+    pub fn promise(&mut self, promise: &Promise) -> Result<bool, StateError> {
+        let Some(blocks) = self.shelf.room(promise.change.len()) else { return Ok(false) };
+        let Some(slot) = self.shelf.free.pop() else { return Ok(false) };
+        let Promise { id, key, ino, time_ns, before_ns, .. } = *promise;
+        let record = Record { id, key, ino, time_ns, before_ns, ..Record::new_zeroed() };
+        let mut record = match &promise.change {
+            Change::Write { offset, bytes } => {
+                self.write(bytes, BLOCKS_AT + (blocks.start * BLOCK) as u64)?;
+                let (block, bytes) = (blocks.start as u64, bytes.len() as u32);
+                Record { kind: WRITE, offset: *offset, bytes, block, ..record }
+            }
+            Change::Set(wanted) => {
+                let mut record = Record { kind: SET, ..record };
+                record.set.copy_from_slice(wanted.as_bytes());
+                record
+            }
+        };
+        record.check = check_of(&record);
+        self.write(record.as_bytes(), RECORDS_AT + (slot * RECORD_BYTES) as u64)?;
+        self.shelf.set(blocks.clone(), true);
+        self.shelf.taken.insert(id, (slot, blocks));
+        Ok(true)
+    }
+
+    /// The server has it, or it is given up.
+    pub fn forget_promise(&mut self, id: u64) -> Result<(), StateError> {
+        let Some((slot, blocks)) = self.shelf.taken.remove(&id) else { return Ok(()) };
+        self.shelf.set(blocks, false);
+        self.shelf.free.push(slot);
+        self.write(&[0; RECORD_BYTES], RECORDS_AT + (slot * RECORD_BYTES) as u64)
+    }
+
+    /// What gates before this one promised and did not tell, in order.
+    pub(super) fn load_promises(&mut self) -> Result<(), StateError> {
+        let mut bytes = vec![0; RECORDS * RECORD_BYTES];
+        self.read(&mut bytes, RECORDS_AT)?;
+        self.shelf.is_used = vec![false; BLOCKS];
+        for (slot, record) in bytes.chunks_exact(RECORD_BYTES).enumerate().rev() {
+            let found = match Record::read_from_bytes(record) {
+                Ok(record) if record.id != 0 && record.check == check_of(&record) => self.load_promise(&record)?,
+                _ => None,
+            };
+            let Some((promise, blocks)) = found else {
+                self.shelf.free.push(slot);
+                continue;
+            };
+            self.shelf.set(blocks.clone(), true);
+            self.shelf.taken.insert(promise.id, (slot, blocks));
+            self.inherited_promises.push(promise);
+        }
+        self.inherited_promises.sort_by_key(|promise| promise.id);
+        Ok(())
+    }
+
+    fn load_promise(&self, record: &Record) -> Result<Option<(Promise, std::ops::Range<usize>)>, StateError> {
+        let Record { id, key, ino, time_ns, before_ns, offset, .. } = *record;
+        let (change, blocks) = match record.kind {
+            WRITE => {
+                let mut bytes = vec![0; (record.bytes as usize).min(BLOCKS * BLOCK)];
+                let first = usize::try_from(record.block).unwrap_or(usize::MAX);
+                let end = first.saturating_add(bytes.len().div_ceil(BLOCK));
+                if end > BLOCKS {
+                    return Ok(None);
+                }
+                self.read(&mut bytes, BLOCKS_AT + (first * BLOCK) as u64)?;
+                (Change::Write { offset, bytes }, first..end)
+            }
+            SET => match SetAttr::read_from_bytes(&record.set) {
+                Ok(wanted) => (Change::Set(wanted), 0..0),
+                Err(_) => return Ok(None),
+            },
+            _ => return Ok(None),
+        };
+        Ok(Some((Promise { id, key, ino, time_ns, before_ns, change }, blocks)))
+    }
+}
+
+fn check_of(record: &Record) -> u64 {
+    let Record { id, key, ino, time_ns, before_ns, offset, block, .. } = *record;
+    let sizes = u64::from(record.kind) << 32 | u64::from(record.bytes);
+    let set = record.set.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));
+    let words: Vec<u64> = [id, key, ino, time_ns, before_ns, offset, block, sizes].into_iter().chain(set).collect();
+    mix(&words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn again(state: &State) -> State {
+        State::open(state.fd.try_clone().expect("clone")).expect("open")
+    }
+
+    fn promise(id: u64, change: Change) -> Promise {
+        Promise { id, key: 2 * id, ino: 5, time_ns: 7, before_ns: 6, change }
+    }
+
+    #[test]
+    fn next_gate_finds_what_was_promised_and_not_told() {
+        let object = rustix::fs::memfd_create("gate-state", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
+        let mut state = State::open(object).expect("open");
+        let wanted = SetAttr { mode: 0o600.into(), ..SetAttr::new_zeroed() };
+        let all = [
+            promise(3, Change::Write { offset: 9, bytes: vec![1; 5000] }),
+            promise(4, Change::Set(wanted)),
+            promise(5, Change::Write { offset: 10, bytes: vec![2; 1] }),
+        ];
+        for promise in &all {
+            assert!(state.promise(promise).expect("written"));
+        }
+        let mut state = again(&state);
+        assert_eq!(state.inherited_promises, all);
+        state.forget_promise(3).expect("written");
+        let mut state = again(&state);
+        assert_eq!(state.inherited_promises, all[1..]);
+        assert!(state.promise(&promise(6, Change::Write { offset: 0, bytes: vec![3; 6000] })).expect("written"));
+        assert_eq!(again(&state).inherited_promises.len(), 3);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_not_promised_and_what_was_told_makes_room() {
+        let object = rustix::fs::memfd_create("gate-state", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
+        let mut state = State::open(object).expect("open");
+        let write = |id, bytes| promise(id, Change::Write { offset: 0, bytes: vec![id as u8; bytes] });
+        for id in 1..=2 {
+            assert!(state.promise(&write(id, BLOCKS / 2 * BLOCK)).expect("written"));
+        }
+        assert!(!state.promise(&write(3, 1)).expect("refused"));
+        state.forget_promise(1).expect("written");
+        let mut id = 3;
+        while state.promise(&write(id, 1)).expect("written") {
+            id += 1;
+        }
+        assert_eq!(id - 3, RECORDS as u64 - 1);
+        assert_eq!(again(&state).inherited_promises.len(), RECORDS);
+    }
+}
