@@ -381,8 +381,8 @@ pub const APPEND: u16 = 1;
 /// Flag of [`Write`]: these bytes were changed earlier, without a word to the server ([`WRITABLE`]). From a client that
 /// has been asked for its lease, such writes come before whatever change the lease was asked for.
 pub const LATE: u16 = 2;
-/// Flag of [`Write`]: its program was answered earlier, while the session had the inode exclusively. Such a change comes
-/// before whatever the client was asked for. [`valid::BEHIND`] says the same of [`Setattr`].
+/// Flag of [`Write`]: its program was answered earlier, while the session had the inode exclusively. Such a change
+/// comes before whatever the client was asked for. [`valid::BEHIND`] says the same of [`Setattr`].
 pub const BEHIND: u16 = 4;
 /// Flag of [`Write`], [`Open`] with `O_TRUNC`, [`Fallocate`] and [`CopyRange`]: in the same step, a regular file loses
 /// set-user-id, and set-group-id when its group may execute it (the caller lacks CAP_FSETID).
@@ -405,12 +405,13 @@ pub const DELEGATES: u64 = 4;
 /// Flag of [`Unlink`] and [`Rename`]: the client has files open of which it has not told ([`DELEGATES`]). When the last
 /// name goes of one that may be among them, the reply has a handle through which it stays.
 pub const DELEGATED: u16 = 1 << 8;
-/// Bit of `results[3]` of [`CreateFile`], [`Write`] and [`Setattr`], beside [`LEASE`]: nobody else keeps anything of the
-/// regular file or has it open, and whoever looks waits until the client said [`Told`]. Until it is asked the client may
-/// answer programs that write or change attributes before it tells the server, as long as the server has [`ROOM`].
+/// Bit of `results[3]` of [`CreateFile`], [`Write`] and [`Setattr`], beside [`LEASE`]: nobody else keeps anything of
+/// the regular file or has it open, and whoever looks waits until the client said [`Told`]. Until it is asked the
+/// client may answer programs that write or change attributes before it tells the server, as long as the server has
+/// [`ROOM`].
 pub const EXCLUSIVE: u64 = 8;
-/// Bit of `results[3]` of the same: what the client has not told yet has room, if it is at most [`BEHIND_BYTES_MAX`] and
-/// [`BEHIND_COUNT_MAX`] changes. An answer without it: nothing more is to be changed before it is told.
+/// Bit of `results[3]` of the same: what the client has not told yet has room, if it is at most [`BEHIND_BYTES_MAX`]
+/// and [`BEHIND_COUNT_MAX`] changes. An answer without it: nothing more is to be changed before it is told.
 pub const ROOM: u64 = 16;
 /// Bytes that a client may have written without having told of them.
 pub const BEHIND_BYTES_MAX: usize = 1 << 20;

@@ -1,8 +1,8 @@
 //! Changes that programs were answered before the server was told: *promises*.
 //!
-//! Of a file that the session has exclusively ([`vos_api::fs::EXCLUSIVE`]) writes and changes of attributes are promised.
-//! The promises of an inode are a chain: what is in front is being told, the rest waits, and what adjoins is told as one.
-//! Chains of different inodes are told beside one another.
+//! Of a file that the session has exclusively ([`vos_api::fs::EXCLUSIVE`]) writes and changes of attributes are
+//! promised. The promises of an inode are a chain: what is in front is being told, the rest waits, and what adjoins is
+//! told as one. Chains of different inodes are told beside one another.
 //!
 //! Pure. Promises lie in the state object as well, from before the kernel has its answer until the server has them
 //! ([`crate::state`]), where the next gate finds them.

@@ -19,6 +19,7 @@ use crate::translate::{Probe, Then};
 
 /// Largest errno of Linux; anything above is nonsense.
 const ERRNO_MAX: u32 = 4095;
+const EEXIST: u32 = libc::EEXIST as u32;
 /// There is no such inode.
 const GONE: u32 = libc::EIDRM as u32;
 
@@ -38,6 +39,8 @@ pub enum After {
     Nothing,
     /// The request has a next step; there is no answer yet.
     Next,
+    /// The answer is of before what programs were answered meanwhile: ask once more.
+    Again,
     /// The server has this inode open for those of ours that it was not told of.
     Stands {
         ino: u64,
@@ -98,11 +101,19 @@ pub fn touched_by(then: Then, results: [u64; 4]) -> Vec<u64> {
 impl Completer<'_> {
     /// `ino` is the inode the request named.
     pub fn finish<D: ReplyData>(&mut self, ino: u64, then: Then, done: &Done<D>) -> (FuseReply, After) {
-        if done.status != 0 {
-            return (self.failed(ino, then, done), After::Nothing);
+        match then {
+            // Then it is opened.
+            Then::Made { flags, .. } if done.status == EEXIST && flags & libc::O_EXCL as u32 == 0 => {
+                return (FuseReply::Errno(0), After::Next);
+            }
+            _ if done.status != 0 => return (self.failed(ino, then, done), After::Nothing),
+            // The kernel asked after those answers, and would believe what it is told.
+            Then::Lookup | Then::Attr if self.is_overtaken(done) => return (FuseReply::Errno(0), After::Again),
+            _ => {}
         }
         match then {
             Then::Next => return (FuseReply::Errno(0), After::Next),
+            Then::Made { flags, key } => return self.made(ino, (flags, key), done),
             Then::Told { fh } => return self.told(ino, fh, fs::Opened::from(done.results).handle),
             Then::Write { bytes, append, offset } => return self.write(ino, (bytes, append, offset), done),
             _ => {}
@@ -160,6 +171,7 @@ impl Completer<'_> {
             | Then::Behind
             | Then::Looks
             | Then::Waits
+            | Then::Made { .. }
             | Then::Removed { .. }
             | Then::Renamed { .. }
             | Then::Lock { .. } => FuseReply::Errno(0),
@@ -184,7 +196,8 @@ impl Completer<'_> {
                 let attr = attr_of(&done.data)?;
                 let leased = self.lease_of(ino, &attr, results);
                 let is_kept = leased && self.cache.memory.promised(ino).is_none();
-                bytes(&attributes(&self.cache.memory.newest(&attr), is_kept))
+                let attr = self.cache.memory.newest(&attr, self.asked.at).unwrap_or(attr);
+                bytes(&attributes(&attr, is_kept))
             }
             Then::Set => {
                 let attr = attr_of(&done.data)?;
@@ -228,6 +241,24 @@ impl Completer<'_> {
             Then::Lseek => bytes(&kernel::LseekOut { offset: fs::Offset::from(results).offset }),
             Then::Release { fh } => self.closed(fh)?,
         })
+    }
+
+    fn is_overtaken<D: ReplyData>(&self, done: &Done<D>) -> bool {
+        attr_of(&done.data).is_some_and(|attr| self.cache.memory.newest(&attr, self.asked.at).is_none())
+    }
+
+    /// A file that nobody else knows yet. Without a lease the server opens it, in a further step.
+    fn made<D: ReplyData>(&mut self, parent: u64, (flags, key): (u32, u64), done: &Done<D>) -> (FuseReply, After) {
+        let Some(attr) = attr_of(&done.data) else { return (FuseReply::Errno(libc::EIO), After::Nothing) };
+        let (ino, entry) = (attr.ino.get(), self.entry(parent, self.name, &attr, done.results));
+        if !self.lease(ino, done.results) || !self.cache.delegates(ino) {
+            return (FuseReply::Errno(0), After::Next);
+        }
+        let answer = match self.open(Handle::delegated(ino, key, flags), true) {
+            Some(open) => FuseReply::Bytes([entry.as_bytes(), open.as_bytes()].concat()),
+            None => FuseReply::Errno(libc::EIO),
+        };
+        (answer, After::Nothing)
     }
 
     fn told(&mut self, ino: u64, fh: u64, handle: u64) -> (FuseReply, After) {
@@ -312,7 +343,7 @@ impl Completer<'_> {
     pub fn entry(&mut self, parent: u64, name: Option<&[u8]>, attr: &fs::Attr, results: [u64; 4]) -> kernel::EntryOut {
         let ino = attr.ino.get();
         let leased = self.lease_of(ino, attr, results);
-        let attr = self.cache.memory.newest(attr);
+        let attr = self.cache.memory.newest(attr, self.asked.at).unwrap_or(*attr);
         if leased {
             self.cache.found(ino, parent);
         }
@@ -413,6 +444,7 @@ impl Completer<'_> {
             // it is told none, and looks the name up when it needs them, which it would have to do anyway.
             let plus = attr.map(|attr| match done.results[3] & fs::LEASE {
                 0 => kernel::EntryOut::default(),
+                _ if self.cache.memory.newest(&attr, self.asked.at).is_none() => kernel::EntryOut::default(),
                 _ => self.entry(ino, Some(name), &attr, done.results),
             });
             push_entry(&mut out, plus.as_ref(), &head, name);

@@ -36,7 +36,8 @@ impl DryGate {
         }
         let mut asked = Vec::new();
         for (step, has_locks) in (0..STEPS_MAX).flat_map(|step| [(step, false), (step, true)]) {
-            let context = Context { state: &self.0, now_ns: 1, has_locks, may_be_untold: has_locks };
+            let context =
+                Context { state: &self.0, now_ns: 1, has_locks, may_be_untold: has_locks, delegates: has_locks };
             let Step::Submit(plan) = plan(request, step, &context) else { continue };
             let (mut cache, mut names, name) = (Cache::new(false), Names::default(), Some(&b"name"[..]));
             let (state, now) = (&mut self.0, Instant::now());

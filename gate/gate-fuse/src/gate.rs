@@ -28,7 +28,7 @@ use std::time::{Duration, Instant, SystemTime};
 use libvos::Fenced;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use vos_api::fs::{Attr, Events, Getattr, ROOT, Released, Waits};
+use vos_api::fs::{Attr, Events, Getattr, MKNOD, ROOT, Released, Waits};
 use vos_api::{Class, Operation};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -517,7 +517,13 @@ impl<B: Backend> Gate<B> {
             Loser::Unknown => self.state.has_untold(),
             Loser::Nothing => false,
         };
-        let context = Context { state: &self.state, now_ns: now_ns(), has_locks, may_be_untold };
+        let parent = request.header.nodeid;
+        // What a dead gate began so is gone on with so.
+        let delegates = match self.state.noted(request.key()) {
+            Some(noted) => noted.op == MKNOD,
+            None => self.cache.delegates(parent) && !self.cache.is_contested(parent, Instant::now()),
+        };
+        let context = Context { state: &self.state, now_ns: now_ns(), has_locks, may_be_untold, delegates };
         match translate::plan(&request, step, &context) {
             Step::Silent => Ok(Handled::Done),
             Step::Answer(errno) => self.finish(request.header.unique, request.key(), -errno, &[]),
@@ -584,7 +590,9 @@ impl<B: Backend> Gate<B> {
             }
             Then::Lock { owner, fh, .. } => self.cache.locking(ino, owner, fh),
             // What was begun by a gate before this one was counted by it.
-            Then::Open { .. } | Then::Create { .. } if self.is_full() && self.state.noted(key).is_none() => {
+            Then::Open { .. } | Then::Create { .. } | Then::Made { .. }
+                if self.is_full() && self.state.noted(key).is_none() =>
+            {
                 return self.finish(unique, key, -libc::ENFILE, &[]);
             }
             _ => {}
@@ -622,7 +630,7 @@ impl<B: Backend> Gate<B> {
             xattr_changes: self.xattr_changes,
             waiting_lock: sequence.filter(|_| waits),
             locked,
-            request: matches!(plan.then, Then::Next | Then::Told { .. }).then(|| bytes.to_vec()),
+            request: has_more(plan.then).then(|| bytes.to_vec()),
             names: names_of(request),
             thread: request.header.pid,
             ..Flight::new(unique, key, ino, plan.then)
@@ -731,6 +739,12 @@ impl<B: Backend> Gate<B> {
         }
         self.learnt(&flight, done, ended);
         self.note_asked(&flight, done);
+        if after == After::Again {
+            if let Some(bytes) = flight.request {
+                self.held.push_front(Held { bytes, step: flight.step });
+            }
+            return Ok(());
+        }
         if after == After::Next && flight.is_interrupted {
             self.answer(flight.unique, -libc::EINTR, &[])?;
             self.state.answered(flight.key);
@@ -1284,6 +1298,11 @@ fn random() -> u64 {
     u64::from_ne_bytes(bytes).max(1)
 }
 
+/// Whether the request may be needed once more.
+fn has_more(then: Then) -> bool {
+    matches!(then, Then::Next | Then::Told { .. } | Then::Made { .. } | Then::Lookup | Then::Attr)
+}
+
 /// The regular file that a change was about, as its answer has it.
 fn changed_file<D: ReplyData>(flight: &Flight, done: &Done<D>) -> Option<u64> {
     if done.status != 0 {
@@ -1291,7 +1310,7 @@ fn changed_file<D: ReplyData>(flight: &Flight, done: &Done<D>) -> Option<u64> {
     }
     match flight.then {
         Then::Write { .. } => Some(flight.ino),
-        Then::Create { .. } | Then::Set => {
+        Then::Create { .. } | Then::Made { .. } | Then::Set => {
             let attr = complete::attr_of(&done.data)?;
             (attr.mode.get() & libc::S_IFMT == libc::S_IFREG).then(|| attr.ino.get())
         }

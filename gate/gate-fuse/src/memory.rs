@@ -56,6 +56,9 @@ pub struct Memory {
     floor: Moment,
     /// What inodes are after changes that the server was not told of ([`crate::behind`]). Bounded by these.
     promised: HashMap<u64, Attr>,
+    /// When it had been told of everything; before `told_floor` nobody knows.
+    told: HashMap<u64, Moment>,
+    told_floor: Moment,
 }
 
 #[derive(Default)]
@@ -215,9 +218,13 @@ impl Memory {
         self.promised.get(&ino)
     }
 
-    /// Attributes that the kernel may be told: what the server says may be of before a promise.
-    pub fn newest(&self, attr: &Attr) -> Attr {
-        *self.promised.get(&attr.ino.get()).unwrap_or(attr)
+    /// Attributes that the kernel may be told: what the server said to who asked at `asked` may be of before a promise.
+    /// `None`: it is, and what is so now nobody knows.
+    pub fn newest(&self, attr: &Attr, asked: Moment) -> Option<Attr> {
+        let ino = attr.ino.get();
+        let is_overtaken = asked < self.told_floor || self.told.get(&ino).is_some_and(|told| asked < *told);
+        let known = if is_overtaken { self.attr(ino) } else { Some(self.promised.get(&ino).unwrap_or(attr)) };
+        known.copied()
     }
 
     /// A change was promised; what the server says of the inode is of before, until it was told.
@@ -230,6 +237,11 @@ impl Memory {
     pub fn told(&mut self, ino: u64, attr: Option<&Attr>) {
         self.promised.remove(&ino);
         self.pass([ino]);
+        if self.told.len() >= CHANGED_MAX {
+            self.told.clear();
+            self.told_floor = self.now;
+        }
+        self.told.insert(ino, self.now);
         if let Some(attr) = attr {
             self.learn(ino, attr, self.now);
         }
@@ -428,6 +440,32 @@ mod tests {
             memory.forget(1);
             assert_eq!(memory.name(1, b"b"), None);
         }
+    }
+
+    #[test]
+    fn what_was_asked_before_the_server_knew_everything_is_not_told() {
+        let mut memory = Memory::default();
+        let of = |ino: u64, links| Attr { ino: ino.into(), ..attr(links) };
+        let asked = memory.now();
+        assert_eq!(memory.newest(&of(5, 1), asked), Some(of(5, 1)));
+        memory.learn(5, &of(5, 1), asked);
+        memory.promise(5, &of(5, 2));
+        assert_eq!((links(&memory, 5), memory.newest(&of(5, 1), asked)), (Some(2), Some(of(5, 2))));
+        memory.learn(5, &of(5, 1), asked);
+        assert_eq!(links(&memory, 5), Some(2), "the server does not know yet");
+        memory.told(5, None);
+        assert_eq!((links(&memory, 5), memory.newest(&of(5, 1), asked)), (None, None));
+        assert_eq!(memory.newest(&of(5, 3), memory.now()), Some(of(5, 3)));
+        assert_eq!(memory.newest(&of(6, 1), asked), Some(of(6, 1)));
+        memory.told(5, Some(&of(5, 3)));
+        assert_eq!(memory.newest(&of(5, 1), asked), Some(of(5, 3)), "what was said last");
+        memory.begins(&change(5));
+        assert_eq!(memory.certain(5), None);
+        for ino in 10..10 + 2 * CHANGED_MAX as u64 {
+            memory.told(ino, None);
+        }
+        assert!(memory.told.len() <= CHANGED_MAX);
+        assert_eq!(memory.newest(&of(9, 1), asked), None, "nobody knows any more");
     }
 
     #[test]

@@ -169,6 +169,8 @@ pub struct State {
     opens: Opens,
     /// Handles through which an inode can be read and written, so mapped for writing.
     writable: HashMap<u64, usize>,
+    /// Handles by inode.
+    open: HashMap<u64, usize>,
     /// A bit per inode.
     cached: Vec<u8>,
     /// Requests that wait for our answer, and their slots; only where the kernel would not send them to the next gate.
@@ -199,6 +201,7 @@ impl State {
             by_fs_handle: HashMap::new(),
             opens: Opens::default(),
             writable: HashMap::new(),
+            open: HashMap::new(),
             cached: vec![0; (CACHED_INOS_MAX / 8) as usize],
             taken: HashMap::new(),
             free_taken: Vec::new(),
@@ -402,6 +405,7 @@ impl State {
     }
 
     fn count(&mut self, handle: Handle) {
+        *self.open.entry(handle.ino).or_default() += 1;
         self.count_writable(handle);
         if handle.is_delegated() {
             self.opens.opened(handle.ino);
@@ -436,13 +440,9 @@ impl State {
         if handle.is_delegated() {
             self.opens.closed(handle.ino);
         }
-        if handle.is_writable_mapping()
-            && let Some(count) = self.writable.get_mut(&handle.ino)
-        {
-            *count -= 1;
-            if *count == 0 {
-                self.writable.remove(&handle.ino);
-            }
+        uncount(&mut self.open, handle.ino);
+        if handle.is_writable_mapping() {
+            uncount(&mut self.writable, handle.ino);
         }
         Ok(())
     }
@@ -458,6 +458,11 @@ impl State {
             self.opens.closed(handle.ino);
         }
         Ok(())
+    }
+
+    /// Whether any program has the inode open.
+    pub fn is_open(&self, ino: u64) -> bool {
+        self.open.contains_key(&ino)
     }
 
     pub fn open_files(&self) -> usize {
@@ -630,6 +635,15 @@ impl State {
             }
         }
         Ok(())
+    }
+}
+
+fn uncount(counts: &mut HashMap<u64, usize>, ino: u64) {
+    if let Some(count) = counts.get_mut(&ino) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&ino);
+        }
     }
 }
 

@@ -5,8 +5,9 @@
 //! completion ([`Then`]).
 //!
 //! A request that takes two operations has steps; [`plan`] is asked for one step at a time, so that a new gate can go
-//! on with the second. There is one such request: the release of a file with an flock (step 0 unlocks, step 1
-//! releases).
+//! on with the second: the release of a file with an flock (step 0 unlocks, step 1 releases), a lock through a file
+//! that the server does not know to be open (it is told first), and a file that is made (opened in a second step if it
+//! was there, or came without a lease).
 
 use abi::limits::TRANSFER_BYTES_MAX;
 use vos_api::fs::{
@@ -83,6 +84,11 @@ pub enum Then {
     },
     Create {
         flags: u32,
+    },
+    /// A new file, which the program that made it has open without the server's knowledge: `key` is its request's.
+    Made {
+        flags: u32,
+        key: u64,
     },
     Read {
         bytes: u32,
@@ -161,6 +167,8 @@ pub struct Context<'a> {
     pub has_locks: bool,
     /// Whether what loses a name may be open without the server's knowledge.
     pub may_be_untold: bool,
+    /// Whether a file that is made here is expected to come with a lease, under which it can be open so.
+    pub delegates: bool,
 }
 
 impl Context<'_> {
@@ -197,8 +205,15 @@ pub fn plan<'a>(request: &Request<'a>, step: u32, context: &Context<'_>) -> Step
             let create = create(&request.header, head.mode | libc::S_IFDIR, 0, now);
             ask(Mkdir { parent: ino, create, name: Measured(name) }, Then::Entry)
         }
+        Body::Create { head, name } if step == 0 && context.delegates => {
+            let create = create(&request.header, head.mode & !libc::S_IFMT | libc::S_IFREG, 0, now);
+            let then = Then::Made { flags: head.flags, key: request.key() };
+            ask(Mknod { parent: ino, create, name: Measured(name) }, then)
+        }
         Body::Create { head, name } => {
-            let existing = if head.flags & libc::O_EXCL as u32 != 0 { Existing::Refuses } else { Existing::Opens };
+            // In the second step it was made by the first, or may be there.
+            let refuses = head.flags & libc::O_EXCL as u32 != 0 && step == 0;
+            let existing = if refuses { Existing::Refuses } else { Existing::Opens };
             let create = create(&request.header, head.mode & !libc::S_IFMT | libc::S_IFREG, 0, now);
             ask(CreateFile { parent: ino, create, name: Measured(name), existing }, Then::Create { flags: head.flags })
         }

@@ -232,7 +232,8 @@ fn common_rounds() -> u64 {
     if std::env::var_os("DVS_TEST_LONG").is_some() { 400 } else { 24 }
 }
 
-/// A node stands still with what it has not told, and is fenced: its promises hold unless somebody else changed the file.
+/// A node stands still with what it has not told, and is fenced: its promises hold unless somebody else changed the
+/// file.
 #[test]
 fn fenced_node_keeps_its_promises_or_says_that_it_cannot() {
     in_private_mounts(|| {

@@ -21,8 +21,8 @@
 //! first of what is open. A session that removes the last name of such an inode itself is given a handle of it
 //! ([`Leases::is_delegated`]).
 //!
-//! What only one session holds it may have *exclusively*: then it changes files before it tells, and whoever looks waits
-//! until it has told ([`exclusive`]).
+//! What only one session holds it may have *exclusively*: then it changes files before it tells, and whoever looks
+//! waits until it has told ([`exclusive`]).
 //!
 //! When a session ends, what it has parked ends with it ([`Go::Fenced`]).
 //!

@@ -184,6 +184,8 @@ impl<B: Backend> Gate<B> {
             Body::CopyFileRange(_) => of(ino),
             // Their change times follow those of what was promised.
             Body::Unlink { .. } => match self.loser(request) {
+                // Nobody will see it again.
+                Loser::Inode(ino) if self.is_last_name(ino) && !self.state.is_open(ino) => Needs::Nothing,
                 Loser::Inode(ino) => of(ino),
                 Loser::Unknown => Needs::All,
                 Loser::Nothing => Needs::Nothing,
@@ -196,6 +198,10 @@ impl<B: Backend> Gate<B> {
             },
             _ => Needs::Nothing,
         }
+    }
+
+    fn is_last_name(&self, ino: u64) -> bool {
+        self.cache.memory.attr(ino).is_some_and(|attr| attr.links.get() == 1)
     }
 
     /// Tells what can be told.

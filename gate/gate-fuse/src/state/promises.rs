@@ -1,7 +1,7 @@
 //! Promises in the state object ([`crate::behind`]): a record each, and bytes of writes in blocks of 4 KiB.
 //!
-//! The bytes are written first, then the record, which counts only if its check value does. A record is emptied once the
-//! server has what it promises.
+//! The bytes are written first, then the record, which counts only if its check value does. A record is emptied once
+//! the server has what it promises.
 
 use std::collections::HashMap;
 
