@@ -141,8 +141,18 @@ pub struct Behind {
     count: usize,
     /// Inodes of which something can be told, or asked.
     ready: VecDeque<u64>,
+    /// Requests that a dead gate had promised and perhaps not answered.
+    inherited: HashMap<u64, Answer>,
     /// Promises that were not kept, until whoever syncs or closes the file hears of it.
     failed: HashMap<u64, i32>,
+}
+
+/// What a request is answered that was promised.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// So many bytes were written.
+    Bytes(u32),
+    Attributes,
 }
 
 /// What is to be done next for an inode.
@@ -185,9 +195,21 @@ impl Behind {
         self.last_id + 1
     }
 
-    /// Whether the request of this key was promised and has not been told.
-    pub fn has_key(&self, ino: u64, key: u64) -> bool {
-        self.chains.get(&ino).is_some_and(|chain| chain.promises.iter().any(|promise| promise.key == key))
+    /// What a dead gate had promised.
+    pub fn inherit(&mut self, promises: Vec<Promise>) {
+        for promise in promises {
+            let answer = match &promise.change {
+                Change::Write { bytes, .. } => Answer::Bytes(bytes.len() as u32),
+                Change::Set(_) => Answer::Attributes,
+            };
+            self.inherited.insert(promise.key, answer);
+            self.add(promise);
+        }
+    }
+
+    /// The answer to a request that a dead gate had promised, if the kernel sends it again.
+    pub fn inherited(&self, key: u64) -> Option<Answer> {
+        self.inherited.get(&key).copied()
     }
 
     pub fn add(&mut self, promise: Promise) {

@@ -524,6 +524,9 @@ impl<B: Backend> Gate<B> {
             None => self.cache.delegates(parent) && !self.cache.is_contested(parent, Instant::now()),
         };
         let context = Context { state: &self.state, now_ns: now_ns(), has_locks, may_be_untold, delegates };
+        if self.was_promised(&request) {
+            return self.submit(&request, bytes, step, &translate::look_after_set(request.header.nodeid));
+        }
         match translate::plan(&request, step, &context) {
             Step::Silent => Ok(Handled::Done),
             Step::Answer(errno) => self.finish(request.header.unique, request.key(), -errno, &[]),
@@ -1305,7 +1308,7 @@ fn has_more(then: Then) -> bool {
 
 /// The regular file that a change was about, as its answer has it.
 fn changed_file<D: ReplyData>(flight: &Flight, done: &Done<D>) -> Option<u64> {
-    if done.status != 0 {
+    if done.status != 0 || !flight.changes {
         return None;
     }
     match flight.then {

@@ -8,8 +8,8 @@
 //! Of a directory that was made here, or read from its beginning to its end, every name is known, and with it that
 //! there are no others ([`Directory::is_whole`]).
 //!
-//! Contents of small files are remembered from when they were fetched beside others ([`crate::gate`]) until they are
-//! read: then the kernel has them.
+//! Contents of small files are remembered from when they were fetched beside others ([`crate::gate`]), or written, as
+//! long as there is room.
 //!
 //! Pure. Whether a lease stands is the caller's to ask ([`crate::cache`]).
 
@@ -17,12 +17,16 @@ use std::collections::HashMap;
 
 use vos_api::fs::Attr;
 
+use crate::behind::Change;
+
 /// Inodes whose attributes are remembered; beyond, all are forgotten, which costs a request each.
 const ATTRS_MAX: usize = 1 << 17;
 /// The same of names, of all directories together.
 const NAMES_MAX: usize = 1 << 17;
 /// Bytes of contents.
 const CONTENTS_MAX: usize = 8 << 20;
+/// Longer files are not remembered.
+const CONTENT_BYTES_MAX: usize = vos_api::fs::CONTENT_BYTES_MAX as usize;
 const CONTENTS_COUNT_MAX: usize = 1 << 14;
 /// Inodes of which it is remembered when they were changed last.
 const CHANGED_MAX: usize = 1 << 13;
@@ -186,12 +190,16 @@ impl Memory {
         if self.changing_unknown > 0 || !self.is_quiet_since(ino, asked) {
             return;
         }
+        self.keep_content(ino, content.to_vec());
+    }
+
+    fn keep_content(&mut self, ino: u64, content: Vec<u8>) {
         if self.contents_bytes + content.len() > CONTENTS_MAX || self.contents.len() >= CONTENTS_COUNT_MAX {
             self.contents.clear();
             self.contents_bytes = 0;
         }
         self.contents_bytes += content.len();
-        if let Some(old) = self.contents.insert(ino, content.to_vec()) {
+        if let Some(old) = self.contents.insert(ino, content) {
             self.contents_bytes -= old.len();
         }
     }
@@ -227,10 +235,23 @@ impl Memory {
         known.copied()
     }
 
-    /// A change was promised; what the server says of the inode is of before, until it was told.
-    pub fn promise(&mut self, ino: u64, attr: &Attr) {
-        self.forget_inode(ino);
+    /// A change was promised, after which the inode is `attr`; what the server says of it is of before, until it was
+    /// told. The bytes of a small file stay known, also of one that begins to have some.
+    pub fn promise(&mut self, ino: u64, attr: &Attr, change: &Change) {
+        let was_empty = self.attr(ino).is_some_and(|attr| attr.bytes.get() == 0);
+        self.attrs.remove(&ino);
         self.promised.insert(ino, *attr);
+        let Change::Write { offset, bytes } = change else { return };
+        let known = if was_empty { Some(Vec::new()) } else { self.content(ino).map(<[u8]>::to_vec) };
+        self.forget_content(ino);
+        let (from, to) = (*offset as usize, *offset as usize + bytes.len());
+        if let Some(mut content) = known.filter(|content| from <= content.len() && to <= CONTENT_BYTES_MAX) {
+            content.resize(content.len().max(to), 0);
+            if let Some(part) = content.get_mut(from..to) {
+                part.copy_from_slice(bytes);
+            }
+            self.keep_content(ino, content);
+        }
     }
 
     /// The server knows everything; `attr`: what it said last, if a lease covers it.
@@ -449,10 +470,19 @@ mod tests {
         let asked = memory.now();
         assert_eq!(memory.newest(&of(5, 1), asked), Some(of(5, 1)));
         memory.learn(5, &of(5, 1), asked);
-        memory.promise(5, &of(5, 2));
-        assert_eq!((links(&memory, 5), memory.newest(&of(5, 1), asked)), (Some(2), Some(of(5, 2))));
+        let after = Attr { bytes: 4.into(), ..of(5, 2) };
+        memory.promise(5, &after, &Change::Write { offset: 0, bytes: b"some".to_vec() });
+        assert_eq!(memory.content(5), Some(&b"some"[..]), "it had none before");
+        memory.promise(5, &after, &Change::Write { offset: 2, bytes: b"re".to_vec() });
+        assert_eq!(memory.content(5), Some(&b"sore"[..]));
+        assert_eq!((links(&memory, 5), memory.newest(&of(5, 1), asked)), (Some(2), Some(after)));
         memory.learn(5, &of(5, 1), asked);
-        assert_eq!(links(&memory, 5), Some(2), "the server does not know yet");
+        memory.learn_content(5, b"old", asked);
+        assert_eq!(
+            (links(&memory, 5), memory.content(5)),
+            (Some(2), Some(&b"sore"[..])),
+            "the server does not know yet"
+        );
         memory.told(5, None);
         assert_eq!((links(&memory, 5), memory.newest(&of(5, 1), asked)), (None, None));
         assert_eq!(memory.newest(&of(5, 3), memory.now()), Some(of(5, 3)));

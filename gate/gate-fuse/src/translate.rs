@@ -321,6 +321,11 @@ pub fn reopen(ino: u64, flags: u32) -> Plan<'static> {
     plan_of(Open { marks: 0, ino, flags: flags_again(flags), time_ns: 0 }, 0, Then::Empty)
 }
 
+/// The answer to a change of attributes that was carried out.
+pub fn look_after_set(ino: u64) -> Plan<'static> {
+    plan_of(Getattr { ino }, 0, Then::Set)
+}
+
 /// Likewise: opens a file for all of ours that the server was not told of.
 pub fn stand(ino: u64) -> Plan<'static> {
     plan_of(Open { marks: 0, ino, flags: 0, time_ns: 0 }, 0, Then::Stands)

@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 
 use super::{Backend, Gate, GateError, Held, IN_FLIGHT_MAX, Phase, now_ns};
 use crate::backend::{Done, Op, Token};
-use crate::behind::{Change, Next, Promise, Telling, kills_ids};
+use crate::behind::{Answer, Change, Next, Promise, Telling, kills_ids};
 use crate::complete::{attr_of, attributes};
 use crate::flight::{Flight, Loser};
 use crate::kernel;
@@ -84,7 +84,11 @@ impl<B: Backend> Gate<B> {
 
     /// Answers a change that can be told later. `false`: it cannot.
     pub(super) fn promise(&mut self, request: &Request<'_>) -> Result<bool, GateError> {
-        let (unique, key, ino) = (request.header.unique, request.key(), request.header.nodeid);
+        let (unique, key) = (request.header.unique, request.key());
+        let ino = match request.body {
+            Body::CopyFileRange(head) => head.nodeid_out,
+            _ => request.header.nodeid,
+        };
         if !self.cache.is_exclusive(ino) || !self.may_promise() || self.state.noted(key).is_some() {
             return Ok(false);
         }
@@ -103,6 +107,11 @@ impl<B: Backend> Gate<B> {
                 Change::Write { offset: head.offset, bytes: data.to_vec() }
             }
             Body::Setattr(head) => Change::Set(translate::setattr(&head, time_ns)),
+            // As `cp` does it, of a small file that is known here.
+            Body::CopyFileRange(head) => match self.known_bytes(request.header.nodeid, &head) {
+                Some(bytes) => Change::Write { offset: head.off_out, bytes },
+                None => return Ok(false),
+            },
             _ => return Ok(false),
         };
         let Some(after) = change.applied_to(&attr, time_ns).filter(|_| self.behind.fits(&change)) else {
@@ -113,15 +122,27 @@ impl<B: Backend> Gate<B> {
             return Ok(false);
         }
         self.counters.promises += 1;
-        self.cache.memory.promise(ino, &after);
+        self.cache.memory.promise(ino, &after, &promise.change);
+        let bytes = match &promise.change {
+            Change::Write { bytes, .. } => Some(bytes.len() as u32),
+            Change::Set(_) => None,
+        };
         self.behind.add(promise);
-        match request.body {
-            Body::Write { head, .. } => {
-                self.answer(unique, 0, kernel::WriteOut { size: head.size, padding: 0 }.as_bytes())?;
-            }
-            _ => self.answer(unique, 0, attributes(&after, false).as_bytes())?,
+        match bytes {
+            Some(size) => self.answer(unique, 0, kernel::WriteOut { size, padding: 0 }.as_bytes())?,
+            None => self.answer(unique, 0, attributes(&after, false).as_bytes())?,
         }
         Ok(true)
+    }
+
+    /// Bytes that are to be copied, if they are known.
+    fn known_bytes(&self, source: u64, head: &kernel::CopyFileRangeIn) -> Option<Vec<u8>> {
+        if source == head.nodeid_out || head.flags != 0 || !self.cache.is_leased(source) {
+            return None;
+        }
+        let content = self.cache.memory.content(source)?;
+        let rest = content.get(usize::try_from(head.off_in).ok()?..)?;
+        Some(rest.get(..usize::try_from(head.len).unwrap_or(usize::MAX)).unwrap_or(rest).to_vec())
     }
 
     fn may_promise(&self) -> bool {
@@ -132,14 +153,16 @@ impl<B: Backend> Gate<B> {
             && !self.waiting.iter().any(|waiting| waiting.is_for_all)
     }
 
-    /// A write that a dead gate had promised and perhaps not answered.
+    /// A request that a dead gate had promised and perhaps not answered.
     pub(super) fn answer_promised(&mut self, request: &Request<'_>) -> Result<bool, GateError> {
-        let Body::Write { head, .. } = request.body else { return Ok(false) };
-        let is_promised = request.is_resent() && self.behind.has_key(request.header.nodeid, request.key());
-        if is_promised {
-            self.answer(request.header.unique, 0, kernel::WriteOut { size: head.size, padding: 0 }.as_bytes())?;
-        }
-        Ok(is_promised)
+        let Some(Answer::Bytes(size)) = self.behind.inherited(request.key()) else { return Ok(false) };
+        self.answer(request.header.unique, 0, kernel::WriteOut { size, padding: 0 }.as_bytes())?;
+        Ok(true)
+    }
+
+    /// The same of a change of attributes, whose answer has to be asked for.
+    pub(super) fn was_promised(&self, request: &Request<'_>) -> bool {
+        matches!(request.body, Body::Setattr(_)) && self.behind.inherited(request.key()).is_some()
     }
 
     /// Puts a request off until the server has been told what it must know for it. `false`: it knows.
@@ -350,9 +373,7 @@ impl<B: Backend> Gate<B> {
 
     /// Takes over what a dead gate had promised, with the numbers under which it was telling.
     pub(super) fn go_on_promising(&mut self) {
-        for promise in self.state.inherited_promises() {
-            self.behind.add(promise);
-        }
+        self.behind.inherit(self.state.inherited_promises());
         for ino in self.behind.inos().collect::<Vec<_>>() {
             claim_first(&mut self.state, &self.behind, ino);
         }

@@ -118,12 +118,8 @@ impl<B: Backend> Gate<B> {
         let from = usize::try_from(head.offset).unwrap_or(usize::MAX).min(content.len());
         let to = from.saturating_add(head.size as usize).min(content.len());
         let bytes = content.get(from..to).unwrap_or_default().to_vec();
-        let is_all = bytes.len() == content.len();
         self.cache.read_with_others(ino);
         self.answer(unique, 0, &bytes)?;
-        if is_all {
-            self.cache.memory.forget_content(ino);
-        }
         self.note_used(ino);
         Ok(true)
     }
