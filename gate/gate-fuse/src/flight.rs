@@ -3,6 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
+use vos_api::fs::Attr;
+
 use crate::backend::Token;
 use crate::memory::{Moment, Touched};
 use crate::translate::Then;
@@ -42,6 +44,8 @@ pub struct Flight {
     pub asked: Moment,
     /// What a change touches.
     pub touched: Touched,
+    /// What directories are once it is through.
+    pub directories: Vec<Attr>,
     /// A dead gate had asked the same before.
     pub is_repeated: bool,
     /// What loses its name.
@@ -82,6 +86,7 @@ impl Flight {
             is_dying: false,
             asked: Moment::default(),
             touched: Touched::default(),
+            directories: Vec::new(),
             is_repeated: false,
             loses: Loser::Unknown,
             is_interrupted: false,

@@ -523,15 +523,16 @@ impl<B: Backend> Gate<B> {
             Some(noted) => noted.op == MKNOD,
             None => self.cache.delegates(parent) && !self.cache.is_contested(parent, Instant::now()),
         };
-        let context = Context { state: &self.state, now_ns: now_ns(), has_locks, may_be_untold, delegates };
+        let now_ns = now_ns();
+        let context = Context { state: &self.state, now_ns, has_locks, may_be_untold, delegates };
         if self.was_promised(&request) {
-            return self.submit(&request, bytes, step, &translate::look_after_set(request.header.nodeid));
+            return self.submit(&request, bytes, (step, now_ns), &translate::look_after_set(request.header.nodeid));
         }
         match translate::plan(&request, step, &context) {
             Step::Silent => Ok(Handled::Done),
             Step::Answer(errno) => self.finish(request.header.unique, request.key(), -errno, &[]),
             Step::Own(own) => self.handle_own(own, &request),
-            Step::Submit(plan) => self.submit(&request, bytes, step, &plan),
+            Step::Submit(plan) => self.submit(&request, bytes, (step, now_ns), &plan),
         }
     }
 
@@ -578,7 +579,7 @@ impl<B: Backend> Gate<B> {
         &mut self,
         request: &Request<'_>,
         bytes: &[u8],
-        step: u32,
+        (step, time_ns): (u32, u64),
         plan: &Plan<'_>,
     ) -> Result<Handled, GateError> {
         let (key, unique, ino) = (request.key(), request.header.unique, request.header.nodeid);
@@ -619,6 +620,8 @@ impl<B: Backend> Gate<B> {
             _ => None,
         };
         self.xattr_changes += u64::from(plan.then == Then::Changed);
+        // When a dead gate asked it nobody knows.
+        let directories = if is_repeated { Vec::new() } else { self.directories_after(request, time_ns) };
         let asked = self.cache.memory.now();
         let touched = known::touched(request, &self.cache.memory);
         let loses = self.loser(request);
@@ -627,6 +630,7 @@ impl<B: Backend> Gate<B> {
             loses,
             asked,
             touched,
+            directories,
             is_repeated,
             step,
             changes,

@@ -133,7 +133,44 @@ impl<B: Backend> Gate<B> {
         if also.contains(&0) {
             self.cache.memory.forget_all();
         }
-        self.cache.memory.ends(&flight.touched, &also, flight.asked)
+        let ended = self.cache.memory.ends(&flight.touched, &also, flight.asked);
+        if done.status == 0 {
+            for directory in &flight.directories {
+                self.cache.memory.learn(directory.ino.get(), directory, ended);
+            }
+        }
+        ended
+    }
+
+    /// What the directories of a change will be once it is through, as far as that is known: so its program, and the
+    /// next one, find their way without asking.
+    pub(super) fn directories_after(&self, request: &Request<'_>, time_ns: u64) -> Vec<fs::Attr> {
+        let parent = request.header.nodeid;
+        let is_file = |parent: u64, name: &[u8]| match self.cache.memory.name(parent, name) {
+            Some(None) => true,
+            Some(Some(ino)) => self.cache.memory.attr(ino).is_some_and(|attr| !is_directory(attr)),
+            None => false,
+        };
+        let (others, links) = match request.body {
+            Body::Create { .. }
+            | Body::Mknod { .. }
+            | Body::Symlink { .. }
+            | Body::Link { .. }
+            | Body::Unlink { .. } => (None, 0),
+            Body::Mkdir { .. } => (None, 1),
+            Body::Rmdir { .. } => (None, -1),
+            Body::Rename { to, flags: 0, old, new } if is_file(parent, old) && is_file(to, new) => {
+                (Some(to).filter(|to| *to != parent), 0)
+            }
+            _ => return Vec::new(),
+        };
+        let after = |ino: u64| {
+            let attr = self.cache.memory.certain(ino).filter(|_| self.cache.is_leased(ino))?;
+            let links = attr.links.get().checked_add_signed(links)?;
+            let (time, links) = (time_ns.into(), links.into());
+            Some(fs::Attr { links, mtime_ns: time, ctime_ns: time, ..*attr })
+        };
+        [Some(parent), others].into_iter().flatten().filter_map(after).collect()
     }
 
     /// What the change's answer said has been learnt: names are known, or those of their directories are not any more.
@@ -153,6 +190,10 @@ impl<B: Backend> Gate<B> {
         let is_gone = done.status == 0 && matches!(flight.then, Then::Removed { .. });
         self.cache.memory.check_names(names, is_gone);
     }
+}
+
+fn is_directory(attr: &fs::Attr) -> bool {
+    attr.mode.get() & libc::S_IFMT == libc::S_IFDIR
 }
 
 /// What a request changes, as far as it can be seen before.
