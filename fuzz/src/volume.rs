@@ -252,7 +252,7 @@ fn behind_checkpoint() -> Vec<u8> {
 fn closing() -> Vec<u8> {
     let mut calls = Vec::new();
     for ino in ROOT..ROOT + 5 {
-        calls.extend(call(api::Getattr { ino }));
+        calls.extend(call(api::Getattr { marks: 0, ino }));
         calls.extend(call(api::Read { marks: 0, ino, offset: 0, bytes: ROOM as u64 }));
         calls.extend(call(api::Readdir { ino, cookie: 0, entries: api::Entries::WithAttributes }));
         calls.extend(call(api::Readlink { ino }));

@@ -125,8 +125,9 @@ protocols! {
     /// A program or server and the broker of its node, and the channels that the broker gives it. Greeting: the request
     /// to be bound. Programs bring their own library, so nothing old is ever dropped here.
     PORT = "broker" 1..=1;
-    /// Clients and servers of a container, over rings. Greeting: `vos_api::session::Hello`.
-    SERVERS = "servers" 1..=1;
+    /// Clients and servers of a container, over rings. Greeting: `vos_api::session::Hello`. 2: file gates understand
+    /// `vos_api::fs::TELL`.
+    SERVERS = "servers" 1..=2;
     /// A coordination server and the daemon of its node. Greeting: `vos_api::desk::FromDesk::Hello`.
     DESK = "desk" 1..=1;
     /// A daemon and the keeper of a container. Greeting: `keeper::protocol::Request::Hello`.

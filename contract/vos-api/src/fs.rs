@@ -113,7 +113,12 @@ operations! {
     /// `ENOENT` may be kept when the reply has [`LEASE`] (on the parent).
     LOOKUP = 16: repeatable Lookup<'a> { parent: u64, name: &'a [u8] } -> Attributes [NoEntry, NotDirectory, NameTooLong, Gone];
 
-    GETATTR = 17: repeatable Getattr { ino: u64 } -> Attributes [Gone];
+    /// With [`BEHIND`] it waits for nothing but what others have exclusively; [`EXCLUSIVE`] in the reply: the session
+    /// has the inode for itself, or will have been the only one that had until it has [`Told`].
+    GETATTR = 17: repeatable Getattr {
+        marks: u16,
+        ino: u64,
+    } -> Attributes [Gone];
 
     /// Size 0 to size n truncates or extends.
     SETATTR = 18: once Setattr { ino: u64, time_ns: u64, wanted: SetAttr } -> Attributes [IsDirectory, FileTooBig, NoSpace, Gone];
@@ -190,7 +195,7 @@ operations! {
 
     /// Reply data: an [`Attr`] without [`BARE`], for whoever has room for it.
     WRITE = 31: once Write<'a> {
-        /// [`APPEND`] ignores the offset and writes at the end; [`LATE`], [`BEHIND`], [`KILL_SUID`].
+        /// [`APPEND`] ignores the offset and writes at the end; [`LATE`], [`BEHIND`], [`PROMISED`], [`KILL_SUID`].
         marks: u16,
         ino: u64,
         offset: u64,
@@ -384,6 +389,11 @@ pub const LATE: u16 = 2;
 /// Flag of [`Write`]: its program was answered earlier, while the session had the inode exclusively. Such a change
 /// comes before whatever the client was asked for. [`valid::BEHIND`] says the same of [`Setattr`].
 pub const BEHIND: u16 = 4;
+/// Flag of [`Write`]: its program was answered earlier, but others may have had the inode since: it comes when it
+/// comes. Its room was kept back, as that of the others was.
+pub const PROMISED: u16 = 8;
+/// From this version of [`versions::SERVERS`] on a client may be sent [`TELL`].
+pub const TELL_SINCE: u8 = 2;
 /// Flag of [`Write`], [`Open`] with `O_TRUNC`, [`Fallocate`] and [`CopyRange`]: in the same step, a regular file loses
 /// set-user-id, and set-group-id when its group may execute it (the caller lacks CAP_FSETID).
 pub const KILL_SUID: u16 = 1 << 8;

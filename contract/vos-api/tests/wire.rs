@@ -110,7 +110,7 @@ fn operations_on_inodes_lie_where_they_always_did() {
         ctime_ns: le64(4),
     };
     let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
-    check(fs::Getattr { ino: 2 }, (17, 0, [2, 0, 0], b""), Repeatable);
+    check(fs::Getattr { marks: fs::BEHIND, ino: 2 }, (17, 4, [2, 0, 0], b""), Repeatable);
     check(fs::Setattr { ino: 2, time_ns: 3, wanted }, (18, 0, [2, 3, 0], wanted.as_bytes()), Once);
     let open = fs::Open { marks: fs::KILL_SUID, ino: 2, flags: 3, time_ns: 4 };
     check(open, (28, 256, [2, 3, 4], b""), Once);

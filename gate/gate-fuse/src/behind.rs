@@ -13,7 +13,7 @@ use vos_api::fs::{self, Attr, BEHIND_BYTES_MAX, BEHIND_COUNT_MAX, FILE_BYTES_MAX
 
 const BLOCK: u64 = 4096;
 /// Set-user-id and set-group-id, which a write or a change of owner may have to take away.
-const SET_IDS: u32 = (libc::S_ISUID | libc::S_ISGID) as u32;
+const SET_IDS: u32 = libc::S_ISUID | libc::S_ISGID;
 /// Longer writes are told at once: there is little to win.
 const WRITE_BYTES_MAX: usize = 256 << 10;
 /// What is told in one piece.
@@ -111,7 +111,7 @@ pub struct Telling {
     pub count: usize,
     pub time_ns: u64,
     pub change: Change,
-    /// The session has had the inode for itself all the time.
+    /// The session has the inode for itself.
     pub is_exclusive: bool,
 }
 
@@ -120,9 +120,9 @@ pub struct Telling {
 enum Trust {
     /// Nobody else has had it.
     Exclusive,
-    /// The session was fenced: others may have changed it.
+    /// The session was fenced, or a gate before this one promised it: others may have changed it.
     Suspect,
-    /// It was fenced, and nobody had.
+    /// Nobody has, and others may have it now.
     Looked,
 }
 
@@ -171,6 +171,12 @@ impl Behind {
         self.chains.contains_key(&ino)
     }
 
+    /// Whether others wait until the promises of an inode are told. What others may have by now comes when it comes, as
+    /// any change: it may wait for them.
+    pub fn holds_back(&self, ino: u64) -> bool {
+        self.chains.get(&ino).is_some_and(|chain| chain.trust != Trust::Looked)
+    }
+
     pub fn inos(&self) -> impl Iterator<Item = u64> {
         self.chains.keys().copied()
     }
@@ -195,7 +201,7 @@ impl Behind {
         self.last_id + 1
     }
 
-    /// What a dead gate had promised.
+    /// What a dead gate had promised. Who had the session since, and whether that was one that promises, nobody knows.
     pub fn inherit(&mut self, promises: Vec<Promise>) {
         for promise in promises {
             let answer = match &promise.change {
@@ -205,6 +211,7 @@ impl Behind {
             self.inherited.insert(promise.key, answer);
             self.add(promise);
         }
+        self.interrupted(true);
     }
 
     /// The answer to a request that a dead gate had promised, if the kernel sends it again.
@@ -275,18 +282,20 @@ impl Behind {
 
     /// What a fenced session found: the inode's change time. Answers promises that are over: those that were carried
     /// out before, or all when others changed the inode ([`Behind::failed`]).
-    pub fn looked(&mut self, ino: u64, changed_ns: u64) -> (Vec<Promise>, bool) {
+    /// `is_exclusive`: nobody else can have it.
+    pub fn looked(&mut self, ino: u64, changed_ns: u64, is_exclusive: bool) -> (Vec<Promise>, bool) {
         let Some(chain) = self.chains.get_mut(&ino) else { return (Vec::new(), true) };
+        let trust = if is_exclusive { Trust::Exclusive } else { Trust::Looked };
         let is_as_before = chain.promises.front().is_some_and(|promise| promise.before_ns == changed_ns);
         let done = chain.promises.iter().rposition(|promise| promise.time_ns == changed_ns).map(|at| at + 1);
         match done {
             _ if is_as_before => {
-                chain.trust = Trust::Looked;
+                chain.trust = trust;
                 self.ready.push_back(ino);
                 (Vec::new(), true)
             }
             Some(done) => {
-                chain.trust = Trust::Looked;
+                chain.trust = trust;
                 (self.take(ino, done), true)
             }
             None => (self.give_up(ino), false),
@@ -321,8 +330,13 @@ impl Behind {
         self.failed.insert(ino, errno);
     }
 
-    /// What whoever syncs or closes the file has to hear, once.
-    pub fn failure(&mut self, ino: u64) -> Option<i32> {
+    /// What whoever closes the file has to hear.
+    pub fn failure(&self, ino: u64) -> Option<i32> {
+        self.failed.get(&ino).copied()
+    }
+
+    /// The same of who syncs it, once.
+    pub fn take_failure(&mut self, ino: u64) -> Option<i32> {
         self.failed.remove(&ino)
     }
 
@@ -466,16 +480,22 @@ mod tests {
             behind
         };
         let mut behind = three();
-        assert_eq!(behind.looked(5, 100), (Vec::new(), true));
+        assert!(behind.holds_back(5));
+        assert_eq!(behind.looked(5, 100, false), (Vec::new(), true));
         assert!(matches!(behind.next(5, None), Some(Next::Tell(telling)) if telling.id == 1 && !telling.is_exclusive));
+        assert!(!behind.holds_back(5), "it may wait for others itself");
         let mut behind = three();
-        let (done, is_kept) = behind.looked(5, 102);
+        assert_eq!(behind.looked(5, 100, true), (Vec::new(), true));
+        assert!(matches!(behind.next(5, None), Some(Next::Tell(telling)) if telling.id == 1 && telling.is_exclusive));
+        assert!(behind.holds_back(5));
+        let mut behind = three();
+        let (done, is_kept) = behind.looked(5, 102, false);
         assert_eq!((done.len(), is_kept), (2, true), "they had been carried out");
         assert!(matches!(behind.next(5, None), Some(Next::Tell(telling)) if telling.id == 3));
         let mut behind = three();
-        let (lost, is_kept) = behind.looked(5, 777);
+        let (lost, is_kept) = behind.looked(5, 777, false);
         assert_eq!((lost.len(), is_kept, behind.is_empty()), (3, false, true));
         behind.fails(5, 5);
-        assert_eq!((behind.failure(5), behind.failure(5)), (Some(5), None));
+        assert_eq!((behind.failure(5), behind.take_failure(5), behind.take_failure(5)), (Some(5), Some(5), None));
     }
 }

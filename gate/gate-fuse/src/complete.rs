@@ -251,10 +251,12 @@ impl Completer<'_> {
     fn made<D: ReplyData>(&mut self, parent: u64, (flags, key): (u32, u64), done: &Done<D>) -> (FuseReply, After) {
         let Some(attr) = attr_of(&done.data) else { return (FuseReply::Errno(libc::EIO), After::Nothing) };
         let (ino, entry) = (attr.ino.get(), self.entry(parent, self.name, &attr, done.results));
-        if !self.lease(ino, done.results) || !self.cache.delegates(ino) {
+        let leased = self.lease(ino, done.results) && self.cache.delegates(ino);
+        // A gate that died between the table and the answer had opened it.
+        if !leased && self.state.delegated(ino, key).is_none() {
             return (FuseReply::Errno(0), After::Next);
         }
-        let answer = match self.open(Handle::delegated(ino, key, flags), true) {
+        let answer = match self.open(Handle::delegated(ino, key, flags), leased) {
             Some(open) => FuseReply::Bytes([entry.as_bytes(), open.as_bytes()].concat()),
             None => FuseReply::Errno(libc::EIO),
         };

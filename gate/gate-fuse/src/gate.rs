@@ -29,6 +29,7 @@ use libvos::Fenced;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use vos_api::fs::{Attr, Events, Getattr, MKNOD, ROOT, Released, Waits};
+use vos_api::session::Goodbye;
 use vos_api::{Class, Operation};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -72,6 +73,8 @@ const SLEEPS_PER_TRIAL: u32 = 64;
 /// For how long a gate whose tree was unmounted tells what it has promised: below what a daemon lets a process end in.
 /// One that is asked to end has a quarter of it, as the tree may go next; what it leaves then the next gate finds.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(8);
+/// For how long it then waits for the server to forget its session.
+const GOODBYE_MAX: Duration = Duration::from_secs(1);
 
 const _: () = assert!(IN_FLIGHT_MAX < crate::state::JOURNAL_SLOTS);
 
@@ -276,6 +279,9 @@ impl<B: Backend> Gate<B> {
             if let Some(end) = self.end
                 && !self.has_to_tell(end)
             {
+                if end == End::Unmounted {
+                    self.leave_session();
+                }
                 return Ok(end);
             }
             if is_busy {
@@ -330,7 +336,7 @@ impl<B: Backend> Gate<B> {
         }
         self.sort_held();
         self.go_on_telling();
-        self.go_on_promising();
+        self.go_on_promising()?;
         self.state.forget_unclaimed();
         Ok(abandoned)
     }
@@ -410,6 +416,29 @@ impl<B: Backend> Gate<B> {
     /// is told first.
     fn is_blind(&self) -> bool {
         self.behind.inos().any(|ino| self.cache.memory.promised(ino).is_none())
+    }
+
+    /// Nobody goes on with the session of a tree that is gone, and others need not wait for what it held.
+    fn leave_session(&mut self) {
+        if !matches!(self.phase, Phase::Serving) || !self.behind.is_empty() || !self.backend.is_up() {
+            return;
+        }
+        let Ok(token) = self.backend.submit(&Op::of(&Goodbye {}.encode(), 0, None)) else { return };
+        let until = Instant::now() + GOODBYE_MAX;
+        while Instant::now() < until {
+            match self.backend.poll() {
+                Some(Event::Done(done)) if done.token == token => return,
+                Some(Event::Done(_)) => {}
+                Some(_) => return,
+                None => {
+                    if self.backend.may_sleep() {
+                        let left = rustix::event::Timespec::try_from(GOODBYE_MAX / 10).ok();
+                        let _ = poll(&mut [PollFd::from_borrowed_fd(self.backend.fd(), PollFlags::IN)], left.as_ref());
+                        self.backend.awake();
+                    }
+                }
+            }
+        }
     }
 
     /// Whether a tree that is gone leaves something to be told, for a while.
@@ -660,7 +689,7 @@ impl<B: Backend> Gate<B> {
         if has_listened || self.is_heard() {
             self.heard = Instant::now();
         } else if self.probe.is_none() {
-            let asked = Getattr { ino: ROOT }.encode();
+            let asked = Getattr { marks: 0, ino: ROOT }.encode();
             self.probe = self.backend.submit(&Op::of(&asked, size_of::<Attr>() as u32, None)).ok();
         }
     }
@@ -885,7 +914,7 @@ impl<B: Backend> Gate<B> {
             true => drop(self.collect()?),
             false => {
                 self.go_on_telling();
-                self.go_on_promising();
+                self.go_on_promising()?;
                 self.state.forget_unclaimed();
             }
         }
@@ -979,7 +1008,7 @@ impl<B: Backend> Gate<B> {
             }
         };
         let promised = self.promised_of(&what);
-        let is_told_early = matches!(what, What::Tell { .. } | What::Everything);
+        let is_told_early = !matches!(what, What::Name { .. });
         let mut begin = Begin {
             recall,
             ino: None,
@@ -1073,12 +1102,7 @@ impl<B: Backend> Gate<B> {
             return Ok(());
         }
         let ours = Ours { flights: &self.flights, drops: &self.drops, state: &self.state, behind: &self.behind };
-        let early = self.recalls.told_early(&ours).filter(|_| self.consent != behind::Consent::No);
-        if let Some(recall) = early
-            && self.say_told(recall)
-        {
-            self.recalls.said_told(recall);
-        }
+        self.recalls.forget_told(&ours);
         let ours = Ours { flights: &self.flights, drops: &self.drops, state: &self.state, behind: &self.behind };
         if let Some(recall) = self.recalls.released(now, &ours) {
             let asked = Released { recall }.encode();
@@ -1090,6 +1114,13 @@ impl<B: Backend> Gate<B> {
                     self.held.push_front(deferred);
                 }
             }
+        }
+        let ours = Ours { flights: &self.flights, drops: &self.drops, state: &self.state, behind: &self.behind };
+        let early = self.recalls.told_early(&ours).filter(|_| self.consent != behind::Consent::No);
+        if let Some(recall) = early
+            && self.say_told(recall)
+        {
+            self.recalls.said_told(recall);
         }
         // A single completion carries at most so many events; the queue must take them all.
         const EVENTS_MAX: usize = EVENTS_BYTES as usize / size_of::<vos_api::fs::Event>();
@@ -1371,6 +1402,6 @@ impl InFlight for Ours<'_> {
     }
 
     fn is_promised(&self, ino: u64) -> bool {
-        self.behind.has(ino)
+        self.behind.holds_back(ino)
     }
 }

@@ -273,6 +273,13 @@ impl Recalls {
         told.filter(|event| event.is_told_early && event.recall > self.told_early).last().map(|event| event.recall)
     }
 
+    /// Promises of when an event came that are told, whatever was promised since.
+    pub fn forget_told(&mut self, in_flight: &impl InFlight) {
+        for event in &mut self.under_way {
+            event.promised.retain(|ino| in_flight.is_promised(*ino));
+        }
+    }
+
     pub fn said_told(&mut self, recall: u64) {
         self.told_early = self.told_early.max(recall);
     }

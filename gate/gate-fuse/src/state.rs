@@ -460,6 +460,12 @@ impl State {
         Ok(())
     }
 
+    /// Whether the file is open for writing.
+    pub fn may_write(&self, fh: u64) -> bool {
+        let is_read_only = |flags: u32| flags & libc::O_ACCMODE as u32 == libc::O_RDONLY as u32;
+        self.handle(fh).is_some_and(|handle| !is_read_only(handle.flags))
+    }
+
     /// Whether any program has the inode open.
     pub fn is_open(&self, ino: u64) -> bool {
         self.open.contains_key(&ino)

@@ -190,7 +190,7 @@ pub fn plan<'a>(request: &Request<'a>, step: u32, context: &Context<'_>) -> Step
         Body::Tmpfile => Step::Answer(libc::EOPNOTSUPP),
         Body::Unknown => Step::Answer(libc::ENOSYS),
         Body::Lookup { name } => ask(Lookup { parent: ino, name }, Then::Lookup),
-        Body::Getattr => ask(Getattr { ino }, Then::Attr),
+        Body::Getattr => ask(Getattr { marks: 0, ino }, Then::Attr),
         Body::Setattr(head) => ask(Setattr { ino, time_ns: now, wanted: setattr(&head, now) }, Then::Set),
         Body::Readlink => ask_for(Readlink { ino }, 4096, Then::Bytes),
         Body::Symlink { name, target } => {
@@ -323,7 +323,7 @@ pub fn reopen(ino: u64, flags: u32) -> Plan<'static> {
 
 /// The answer to a change of attributes that was carried out.
 pub fn look_after_set(ino: u64) -> Plan<'static> {
-    plan_of(Getattr { ino }, 0, Then::Set)
+    plan_of(Getattr { marks: 0, ino }, 0, Then::Set)
 }
 
 /// Likewise: opens a file for all of ours that the server was not told of.

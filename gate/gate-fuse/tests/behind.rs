@@ -232,6 +232,37 @@ fn common_rounds() -> u64 {
     if std::env::var_os("DVS_TEST_LONG").is_some() { 400 } else { 24 }
 }
 
+/// Whoever has to wait until the server knows all of a file waits for what was promised before, not for what comes
+/// after.
+#[test]
+fn reader_is_not_kept_waiting_by_who_writes_on_and_on() {
+    in_private_mounts(|| {
+        let world = World::real();
+        let one = world.mount("one");
+        let (file, is_over) = (make(&one.path.join("f")), AtomicBool::new(false));
+        file.write_all_at(&[7; 1 << 20], 0).expect("write");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 0_u64.. {
+                    if is_over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    file.write_all_at(&[7; 64], (1 << 20) + number % 1000 * 64).expect("write");
+                }
+            });
+            let reader = File::open(one.path.join("f")).expect("open");
+            for round in 0..20_u64 {
+                fadvise(&reader, 0, None, Advice::DontNeed).expect("drop");
+                let (began, mut bytes) = (Instant::now(), [0; 4096]);
+                reader.read_exact_at(&mut bytes, round * 40_960).expect("read");
+                assert!(began.elapsed() < Duration::from_secs(2), "round {round}: {:?}", began.elapsed());
+                assert_eq!(bytes, [7; 4096]);
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+    });
+}
+
 /// A node stands still with what it has not told, and is fenced: its promises hold unless somebody else changed the
 /// file.
 #[test]

@@ -110,13 +110,18 @@ impl Allocator {
 
     /// So many sessions write behind.
     pub fn keep_back(&mut self, sessions: u64) {
-        let blocks = sessions.saturating_mul(BEHIND_BLOCKS);
-        self.kept_back = if blocks <= self.blocks / BEHIND_DIVISOR { blocks } else { 0 };
+        self.kept_back = sessions.min(self.behind_max()) * BEHIND_BLOCKS;
+    }
+
+    /// For how many sessions that write behind there is room.
+    pub fn behind_max(&self) -> u64 {
+        self.blocks / BEHIND_DIVISOR / BEHIND_BLOCKS
     }
 
     /// Whether there is all that is kept back for them.
     pub fn has_kept_back(&self) -> bool {
-        self.kept_back > 0 && self.free + self.pending() >= self.kept_back + RESERVE_BLOCKS
+        // Not what a checkpoint would free: readers may hold it.
+        self.kept_back > 0 && self.free >= self.kept_back + RESERVE_BLOCKS
     }
 
     fn reserve(&self, claim: Claim) -> u64 {

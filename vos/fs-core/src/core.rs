@@ -9,7 +9,7 @@
 //! the device works; the lock of `progress` may wait for a page of the metadata store.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -115,6 +115,8 @@ pub struct Fs {
     written_bytes: AtomicU64,
     /// Small writes that must still succeed by themselves before data travels with its record.
     careful_writes: AtomicU32,
+    /// A writer of files was refused space by the disk's host, and none has had any since.
+    is_host_full: AtomicBool,
 }
 
 pub(crate) struct Progress {
@@ -189,6 +191,7 @@ impl Fs {
             meta_bytes: AtomicI64::new(found.meta_bytes),
             written_bytes: AtomicU64::new(0),
             careful_writes: AtomicU32::new(options.careful_writes),
+            is_host_full: AtomicBool::new(false),
         }
     }
 
@@ -324,7 +327,8 @@ impl Fs {
     /// Whether there is room for what sessions may have changed and not told.
     pub(crate) fn has_room_behind(&self) -> bool {
         let limit = self.layout.meta_limit();
-        self.blocks.lock().has_kept_back() && self.meta_used() < limit - limit / BEHIND_META_DIVISOR
+        let is_host_full = self.is_host_full.load(Ordering::Relaxed);
+        !is_host_full && self.blocks.lock().has_kept_back() && self.meta_used() < limit - limit / BEHIND_META_DIVISOR
     }
 
     /// Number of the last record.
@@ -365,8 +369,16 @@ impl Fs {
 
     /// Blocks that were taken, once their space is set aside; when there is none to be had, others whose space is.
     fn have_space(&self, runs: Vec<Run>, claim: Claim) -> Result<Vec<Run>, Errno> {
-        let need = if claim == Claim::Normal { Need::Users } else { Need::Server };
-        let Err(errno) = self.aside.data(&runs, need) else { return Ok(runs) };
+        let need = if claim == Claim::Emergency { Need::Server } else { Need::Users };
+        let mut asked = self.aside.data(&runs, need);
+        if claim != Claim::Emergency {
+            self.is_host_full.store(asked == Err(Errno::NoSpace), Ordering::Relaxed);
+        }
+        // Until it is heard that there is no more room: what was promised by then.
+        if claim == Claim::Behind && asked == Err(Errno::NoSpace) {
+            asked = self.aside.data(&runs, Need::Server);
+        }
+        let Err(errno) = asked else { return Ok(runs) };
         let mut blocks = self.blocks.lock();
         blocks.give_back(&runs);
         // After a restart nothing is known of what has its space; most of it lies at the start.

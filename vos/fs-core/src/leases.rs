@@ -205,8 +205,10 @@ struct Mailbox {
     everything: Option<u64>,
     /// The session may have anything exclusively until it has told up to this recall, and since when.
     untold: Option<(u64, u64)>,
-    /// The session understands [`TELL`].
+    /// The session said that it changes before it tells.
     writes_behind: bool,
+    /// Its client is of an earlier release, and does not understand [`TELL`].
+    is_of_before: bool,
     poll: Option<(usize, Responder)>,
 }
 

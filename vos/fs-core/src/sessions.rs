@@ -116,19 +116,35 @@ impl Fs {
         Ok(())
     }
 
+    /// Whether whoever has the session now understands [`vos_api::fs::TELL`]: it may be of an earlier release than who
+    /// had it before.
+    pub fn understands(&self, session: u64, tell: bool) {
+        self.leases.understands(session, tell);
+    }
+
     /// The session writes behind, and the server after this one must know.
     pub(crate) fn keep_behind(&self, session: u64) -> Result<(), Errno> {
         if session == 0 || self.leases.is_behind(session) {
             return Ok(());
         }
+        if self.leases.behind_count() >= self.blocks.lock().behind_max() {
+            return Err(Errno::NoSpace);
+        }
         let key = key1(tag::SESSION, session);
         self.transact_quietly(|txn| {
+            if !self.sessions.lock().is_live(session) {
+                return Err(Errno::Stale);
+            }
             let kept = txn.get(&key)?.map_or(NEW, |kept| Kept::of(&kept));
             txn.put(key.clone(), Kept { writes_behind: true, ..kept }.bytes());
             Ok(())
         })?;
         self.log.settle()?;
-        self.leases.writes_behind(session);
+        let table = self.sessions.lock();
+        if table.is_live(session) {
+            self.leases.writes_behind(session);
+        }
+        drop(table);
         self.keep_back();
         Ok(())
     }

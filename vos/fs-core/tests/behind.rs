@@ -129,7 +129,8 @@ fn file_that_nobody_else_has_is_given_exclusively_to_a_session_that_asked_for_th
 fn whoever_looks_waits_until_it_was_told_and_sees_it() {
     let (_, fs) = new();
     let (mut own, mut other) = (behind(&fs, 7), Client::new(&fs, 8));
-    let looks: [(u16, fn(u64) -> [u64; 3], &[u8]); 6] = [
+    type Looked = (u16, fn(u64) -> [u64; 3], &'static [u8]);
+    let looks: [Looked; 6] = [
         (api::GETATTR, |ino| [ino, 0, 0], b""),
         (api::READ, |ino| [ino, 0, 100], b""),
         (api::LSEEK, |ino| [ino, 0, 4], b""),
@@ -257,6 +258,51 @@ fn restarted_server_lets_nobody_look_before_all_have_told_and_waits_for_no_other
 }
 
 #[test]
+fn session_that_goes_to_a_client_of_an_earlier_release_has_nothing_exclusively() {
+    let (_, fs) = new();
+    let (mut own, other) = (behind(&fs, 7), Client::new(&fs, 8));
+    let (ino, terms) = make(&mut own, "f");
+    assert_eq!(terms, EXCLUSIVE);
+    fs.understands(7, false);
+    let seen = look(&other, api::READ, [ino, 0, 9], &[]);
+    let asked = events(&own);
+    assert_eq!(asked.iter().map(|event| (event.1, event.2)).collect::<Vec<_>>(), [(0, api::INODE)], "as it always was");
+    own.read_call(api::RELEASED, [asked[0].0, 0, 0], &[]);
+    assert_eq!(seen.try_recv().expect("an answer").status, 0);
+    give_back(&other);
+    let (_, terms) = make_beside(&mut own, "g", Some(&other));
+    assert_eq!(terms & api::EXCLUSIVE, 0);
+}
+
+#[test]
+fn who_has_a_file_to_itself_learns_so_without_waiting_for_anybody() {
+    let (device, fs) = new();
+    let (mut own, mut other) = (behind(&fs, 7), behind(&fs, 8));
+    let (ino, _) = make(&mut own, "f");
+    let looks = |client: &Client, ino: u64| {
+        let (session, args) = (client.session, [ino, 0, 0]);
+        let call = Call { session, op: api::GETATTR, flags: api::BEHIND, args, capacity: 100, ..Call::default() };
+        submit(&client.fs, call)
+    };
+    let is_exclusive = |reply: Receiver<Reply>| reply.try_recv().expect("an answer").results[3] & api::EXCLUSIVE != 0;
+    assert!(is_exclusive(looks(&own, ino)));
+    let foreign = looks(&other, ino);
+    assert!(waits(&foreign));
+    let asked = events(&own);
+    own.read_call(api::TOLD, [asked[0].0, 0, 0], &[]);
+    assert!(!is_exclusive(foreign) && !is_exclusive(looks(&own, ino)));
+    // Both have to tell of everything, and look first.
+    other.sequence += 1;
+    drop((own, other, fs));
+    let fs = open(&device, 2);
+    let clients = [7, 8].map(|session| {
+        fs.open_session(session, 0).expect("the session goes on");
+        Client { fs: fs.clone(), session, sequence: 100 }
+    });
+    assert!(clients.iter().all(|client| is_exclusive(looks(client, ino))));
+}
+
+#[test]
 fn session_that_does_not_tell_is_fenced_and_others_go_on() {
     let (_, fs) = new();
     let (mut own, other) = (behind(&fs, 7), Client::new(&fs, 8));
@@ -309,10 +355,9 @@ fn what_was_promised_has_room_on_a_volume_that_is_full_for_everybody_else() {
     fs.checkpoint().expect("a checkpoint");
     fs.checkpoint().expect("a checkpoint");
     assert_eq!(own.write(ino, 0, b"x", 4).results[3] & api::ROOM, api::ROOM, "there is room again");
-    let small = Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN));
-    let fs = open(&small, 3);
-    let mut own = behind(&fs, 7);
-    assert_eq!(make(&mut own, "f").1 & api::ROOM, 0, "a volume that is too small for it");
+    let small = Client::new(&open(&Arc::new(MemoryDevice::new(VOLUME_BYTES_MIN)), 3), 7);
+    let asked = small.read_call(api::WRITES_BEHIND, [0; 3], &[]);
+    assert_eq!(asked.status, ENOSPC, "a volume that is too small for it");
 }
 
 /// What a program did, and when it was answered.

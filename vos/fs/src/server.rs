@@ -223,6 +223,7 @@ impl Service for FsService {
             Ok(opened) => {
                 self.sessions.insert(client, hello.session);
                 self.newest.insert(hello.session, client);
+                self.fs.understands(hello.session, hello.speaks.newest >= api::TELL_SINCE);
                 let (fs, session) = (self.fs.clone(), hello.session);
                 self.run(move || {
                     if let Err(errno) = fs.keep_session(session, from.number(), opened) {

@@ -19,7 +19,7 @@ use crate::flight::{Flight, Loser};
 use crate::kernel;
 use crate::notify;
 use crate::recall::What;
-use crate::request::{Body, Request};
+use crate::request::{self, Body, Request};
 use crate::state::State;
 use crate::translate::{self, Then};
 
@@ -89,7 +89,10 @@ impl<B: Backend> Gate<B> {
             Body::CopyFileRange(head) => head.nodeid_out,
             _ => request.header.nodeid,
         };
-        if !self.cache.is_exclusive(ino) || !self.may_promise() || self.state.noted(key).is_some() {
+        // Nor while somebody waits for what is promised of it: they would wait for ever.
+        let is_waited_for = self.waiting.iter().any(|waiting| waiting.is_for_all || waiting.ino == ino);
+        let may = self.cache.is_exclusive(ino) && self.may_promise() && !is_waited_for;
+        if !may || self.state.noted(key).is_some() {
             return Ok(false);
         }
         let Some(attr) = self.cache.memory.certain(ino).copied().filter(|_| self.cache.is_bare(ino)) else {
@@ -146,11 +149,7 @@ impl<B: Backend> Gate<B> {
     }
 
     fn may_promise(&self) -> bool {
-        self.has_room
-            && matches!(self.phase, Phase::Serving)
-            && self.is_heard()
-            && self.owed.is_empty()
-            && !self.waiting.iter().any(|waiting| waiting.is_for_all)
+        self.has_room && matches!(self.phase, Phase::Serving) && self.is_heard() && self.owed.is_empty()
     }
 
     /// A request that a dead gate had promised and perhaps not answered.
@@ -241,7 +240,7 @@ impl<B: Backend> Gate<B> {
             let submitted = match self.behind.next(ino, noted.map(|noted| noted.step as usize)) {
                 None => continue,
                 Some(Next::Look) => {
-                    let asked = Getattr { ino }.encode();
+                    let asked = Getattr { marks: fs::BEHIND, ino }.encode();
                     self.backend.submit(&Op::of(&asked, ROOM_FOR_ATTR, None)).map(|token| (token, Then::Looks, 0))
                 }
                 Some(Next::Tell(telling)) => {
@@ -271,7 +270,7 @@ impl<B: Backend> Gate<B> {
         let Telling { time_ns, change, is_exclusive, .. } = telling;
         match change {
             Change::Write { offset, bytes } => {
-                let marks = if is_exclusive { fs::BEHIND } else { 0 };
+                let marks = if is_exclusive { fs::BEHIND } else { fs::PROMISED };
                 let asked = Write { marks, ino, offset, time_ns, bytes: &bytes }.encode();
                 self.backend.submit(&Op::of(&asked, ROOM_FOR_ATTR, sequence))
             }
@@ -293,7 +292,10 @@ impl<B: Backend> Gate<B> {
         match done.status {
             0 => self.note_terms(ino, done.results),
             GONE => self.give_up(ino)?,
-            errno => self.not_kept(ino, errno as i32),
+            errno => {
+                self.has_room = false;
+                self.not_kept(ino, errno as i32);
+            }
         }
         if !self.behind.has(ino) {
             let attr = attr_of(&done.data).filter(|_| done.status == 0 && self.cache.is_leased(ino));
@@ -308,7 +310,8 @@ impl<B: Backend> Gate<B> {
         let ino = flight.ino;
         match (done.status, attr_of(&done.data)) {
             (0, Some(attr)) => {
-                let (over, is_kept) = self.behind.looked(ino, attr.ctime_ns.get());
+                let is_exclusive = done.results[3] & fs::EXCLUSIVE != 0;
+                let (over, is_kept) = self.behind.looked(ino, attr.ctime_ns.get(), is_exclusive);
                 self.forget_promises(&over)?;
                 if !is_kept {
                     self.not_kept(ino, libc::EIO);
@@ -332,6 +335,10 @@ impl<B: Backend> Gate<B> {
     }
 
     fn forget_promises(&mut self, over: &[Promise]) -> Result<(), GateError> {
+        // Under the number of the first they may have been told.
+        if let Some(first) = over.first() {
+            self.state.answered_once(promise_key(first.id))?;
+        }
         Ok(over.iter().try_for_each(|promise| self.state.forget_promise(promise.id))?)
     }
 
@@ -341,6 +348,7 @@ impl<B: Backend> Gate<B> {
         // What the kernel has been told is not so. Attributes alone: that takes no lock.
         notify::drop_attributes(&self.fuse, ino);
         self.drop_pages(ino, None, None, None);
+        self.cache.memory.forget(ino);
         self.cache.set_exclusive(ino, false);
     }
 
@@ -372,11 +380,22 @@ impl<B: Backend> Gate<B> {
     }
 
     /// Takes over what a dead gate had promised, with the numbers under which it was telling.
-    pub(super) fn go_on_promising(&mut self) {
+    pub(super) fn go_on_promising(&mut self) -> Result<(), GateError> {
         self.behind.inherit(self.state.inherited_promises());
+        // Before any of it is told, and forgotten.
+        for held in std::mem::take(&mut self.held) {
+            let answered = match request::parse(&held.bytes) {
+                Ok(request) => self.answer_promised(&request)?,
+                Err(_) => false,
+            };
+            if !answered {
+                self.held.push_back(held);
+            }
+        }
         for ino in self.behind.inos().collect::<Vec<_>>() {
             claim_first(&mut self.state, &self.behind, ino);
         }
+        Ok(())
     }
 
     /// No answer comes to what was being told, and nobody waits for it any more.
@@ -391,8 +410,10 @@ impl<B: Backend> Gate<B> {
     /// What whoever syncs or closes the file has to be told of.
     pub(super) fn failure(&mut self, request: &Request<'_>, has_locks: bool) -> Option<i32> {
         match request.body {
-            Body::Fsync(_) => self.behind.failure(request.header.nodeid),
-            Body::Flush(_) if !has_locks => self.behind.failure(request.header.nodeid),
+            Body::Fsync(_) => self.behind.take_failure(request.header.nodeid),
+            Body::Flush(head) if !has_locks && self.state.may_write(head.fh) => {
+                self.behind.failure(request.header.nodeid)
+            }
             _ => None,
         }
     }

@@ -110,8 +110,7 @@ impl<B: Backend> Gate<B> {
         let Some(sequence) = flight.waiting_lock else {
             // Of a request with two operations the second would be lost; nobody waits for those anyway.
             if !matches!(flight.then, Then::Next | Then::Release { .. }) {
-                let (at, has_next) =
-                    (flight.since + PATIENCE, matches!(flight.then, Then::Told { .. } | Then::Made { .. }));
+                let (at, has_next) = (flight.since + PATIENCE, matches!(flight.then, Then::Told { .. }));
                 self.flights.leave_at(token, at);
                 if has_next {
                     self.flights.interrupted(token);

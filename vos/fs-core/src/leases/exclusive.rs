@@ -21,7 +21,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use vos_api::fs::RECALL_MS;
 
-use super::{Go, Leases, Resume, State, Told, Woken};
+use super::{Go, Leases, Mailbox, Resume, State, Told, Woken};
 
 #[derive(Default)]
 pub(super) struct Exclusive {
@@ -87,6 +87,18 @@ impl Leases {
     /// The session writes behind, for good.
     pub fn writes_behind(&self, session: u64) {
         self.state.lock().mailboxes.entry(session).or_default().writes_behind = true;
+    }
+
+    /// Whether the session's client understands [`vos_api::fs::TELL`].
+    pub fn understands(&self, session: u64, tell: bool) {
+        self.state.lock().mailboxes.entry(session).or_default().is_of_before = !tell;
+    }
+
+    /// Whether the session has the inode for itself, or may have had it so when the server before this one ended.
+    pub fn is_own(&self, session: u64, ino: u64) -> bool {
+        let state = self.state.lock();
+        let is_owner = state.exclusive.by_ino.get(&ino).is_some_and(|owner| owner.session == session);
+        is_owner || state.mailboxes.get(&session).is_some_and(|mailbox| mailbox.untold.is_some())
     }
 
     /// How many sessions do.
@@ -159,7 +171,7 @@ impl State {
             && owner.asked.is_none()
         {
             let (holder, mailbox) = (owner.session, self.mailboxes.entry(owner.session).or_default());
-            if mailbox.is_full(1) {
+            if mailbox.is_full(1) || mailbox.is_of_before {
                 let number = mailbox.ask_everything(now_ms);
                 self.exclusive.asked_all(holder, number, now_ms);
             } else {
@@ -174,7 +186,8 @@ impl State {
         if let Some(owner) = self.exclusive.by_ino.get(&ino) {
             return owner.session == session && owner.asked.is_none();
         }
-        let is_free = self.mailboxes.get(&session).is_some_and(|mailbox| mailbox.writes_behind)
+        let may = |mailbox: &Mailbox| mailbox.writes_behind && !mailbox.is_of_before && mailbox.everything.is_none();
+        let is_free = self.mailboxes.get(&session).is_some_and(may)
             && !self.is_taken(session, ino)
             && !self.is_held_by_others(session, ino)
             && self.open.get(&ino).is_none_or(|sessions| sessions.keys().all(|other| *other == session))

@@ -11,9 +11,13 @@ use crate::model::{GROUP_EXECUTE, Inode, KIND_MASK, SET_GID, SET_UID};
 use crate::ops::names::attr_reply;
 use crate::txn::Txn;
 
-pub(super) fn getattr(fs: &Fs, call: &Call, Getattr { ino }: Getattr) -> Result<Reply, Errno> {
+pub(super) fn getattr(fs: &Fs, call: &Call, Getattr { marks, ino }: Getattr) -> Result<Reply, Errno> {
     fs.leases.register(call.session, ino);
-    Ok(attr_reply(ino, &fs.read_inode(ino)?, fs.marks(ino)?).lease_on([ino]))
+    let mut reply = attr_reply(ino, &fs.read_inode(ino)?, fs.marks(ino)?).lease_on([ino]);
+    if marks & api::BEHIND != 0 && fs.leases.is_own(call.session, ino) {
+        reply.results[3] |= api::EXCLUSIVE;
+    }
+    Ok(reply)
 }
 
 pub(super) fn setattr(job: &Arc<Job>, Setattr { ino, time_ns, wanted }: Setattr) -> Result<(), Errno> {

@@ -473,8 +473,10 @@ fn put(job: &Arc<Job>, ino: u64, position: Position, data: &[u8], time_ns: u64, 
         _ => data,
     };
     // What was promised has its room.
-    let (claim, growth) =
-        if marks & api::BEHIND != 0 { (Claim::Behind, Growth::Shrinks) } else { (Claim::Normal, Growth::Grows) };
+    let (claim, growth) = match marks & (api::BEHIND | api::PROMISED) {
+        0 => (Claim::Normal, Growth::Grows),
+        _ => (Claim::Behind, Growth::Shrinks),
+    };
     let prepared = fs.prepare(ino, position, data, claim, Writing::Together)?;
     let result = job.transact(growth, |txn| {
         if data.is_empty() {

@@ -76,6 +76,13 @@ pub(crate) fn change(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
 /// their locks are held by kernels that ask, and others wait for these locks.
 pub(crate) fn looked_at(fs: &Fs, call: &Call) -> Option<(u64, Look)> {
     let (ino, look) = match call.request().ok()? {
+        Request::Getattr(it) if it.marks & api::BEHIND != 0 => {
+            // Who has it to itself waits for nobody: others may wait for it.
+            if fs.leases.is_own(call.session, it.ino) {
+                return None;
+            }
+            (it.ino, Look::Told)
+        }
         Request::Getattr(it) => (it.ino, Look::Patient),
         Request::Lseek(it) => (it.ino, Look::Told),
         Request::Lookup(it) => (fs.read_entry(it.parent, it.name).ok()??.ino, Look::Hasty),
