@@ -55,8 +55,8 @@ pub use placement::{Capacity, Instance, Placement, Promise, Role, ServerKind, Vo
 pub use plan::{ApplyPlan, ApplyRequest, DcPlan, PlanRequest, PlanStep};
 pub use port::{NoPort, PortAtNode, PortInfo, PortProtocol, PortSpec, PortState, SharePort};
 pub use process::{
-    ExecRequest, LogForm, LogPiece, LogStream, NoUser, NodeUsage, Process, ProcessState, ProgramUser, RootFs,
-    RunRequest, RunResponse, SignalRequest, TerminalSize,
+    ExecRequest, FileUsage, LogForm, LogPiece, LogStream, NoUser, NodeUsage, Process, ProcessState, ProgramUser,
+    RootFs, RunRequest, RunResponse, SignalRequest, TerminalSize,
 };
 pub use service::{
     HealthProbe, HealthSpec, MoveRequest, PlacePolicy, RestartPolicy, ServiceInfo, ServiceInstance, ServiceSpec,

@@ -205,6 +205,27 @@ pub struct NodeUsage {
     pub pids_limit: u64,
     /// Programs that were killed for want of memory.
     pub oom_kills: u64,
+    /// Absent: it has no file tree there at the moment, or one of an earlier release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<FileUsage>,
+}
+
+/// How a container's file tree is used on one of its nodes, since its gate there began.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct FileUsage {
+    /// Requests of programs that were answered on the node.
+    pub here: u64,
+    /// Operations that the file server was asked for.
+    pub asked: u64,
+    /// What the server asked back, because other nodes wanted it.
+    pub recalls: u64,
+    /// Changes that programs were answered before the server was told.
+    pub promised: u64,
+    /// Of these, how many the server has not been told yet.
+    pub untold: u64,
+    /// For how long the oldest of them waits, in milliseconds.
+    pub untold_ms: u64,
 }
 
 /// A piece of what a program wrote: one stream, one moment. It begins and ends anywhere in a line.

@@ -16,6 +16,7 @@ pub mod desk;
 pub mod disk;
 pub mod ds;
 pub mod fs;
+pub mod gates;
 pub mod job_door;
 pub mod jobs;
 pub mod operation;

@@ -186,8 +186,12 @@ impl Behind {
         self.inos().next()
     }
 
+    /// When the oldest promise was made that is not told.
+    pub fn oldest_ns(&self) -> Option<u64> {
+        self.chains.values().filter_map(|chain| chain.promises.front()).map(|promise| promise.time_ns).min()
+    }
+
     /// Bytes and changes that were not told.
-    #[cfg(test)]
     pub fn untold(&self) -> (usize, usize) {
         (self.bytes, self.count)
     }

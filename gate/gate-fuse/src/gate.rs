@@ -29,6 +29,7 @@ use libvos::Fenced;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use vos_api::fs::{Attr, Events, Getattr, MKNOD, ROOT, Released, Waits};
+use vos_api::gates::GateFigures;
 use vos_api::session::Goodbye;
 use vos_api::{Class, Operation};
 use zerocopy::{FromBytes, IntoBytes};
@@ -118,6 +119,8 @@ pub struct Counters {
     /// Resent requests whose operation the dead gate had begun.
     pub repeated: u64,
     pub recalls: u64,
+    /// Requests that were answered without the server.
+    pub here: u64,
     /// Changes that programs were answered before the server was told.
     pub promises: u64,
     pub sessions_lost: u64,
@@ -196,6 +199,8 @@ pub struct Gate<B: Backend> {
     waits: u64,
     leftovers: interrupt::Leftovers,
     deaths: interrupt::Deaths,
+    /// Figures that were written last.
+    said: GateFigures,
     end: Option<End>,
     /// Until when what is promised is told although the tree is gone.
     last_words: Option<Instant>,
@@ -246,6 +251,7 @@ impl<B: Backend> Gate<B> {
             waits: 0,
             leftovers: interrupt::Leftovers::default(),
             deaths: interrupt::Deaths::default(),
+            said: GateFigures::default(),
             end: None,
             last_words: None,
             counters: Counters::default(),
@@ -522,6 +528,7 @@ impl<B: Backend> Gate<B> {
             }
         };
         if self.answer_from_memory(&request)? || self.answer_promised(&request)? || self.promise(&request)? {
+            self.counters.here += 1;
             return Ok(Handled::Done);
         }
         if self.put_off(&request, bytes, step) {
@@ -1216,6 +1223,7 @@ impl<B: Backend> Gate<B> {
         if !self.backend.may_sleep() {
             return Ok(());
         }
+        self.say_figures()?;
         let (reads, is_ending) = (self.may_read(), self.end.is_some());
         let timeout = self.timeout();
         let fuse_flags = if reads { PollFlags::IN } else { PollFlags::empty() };
@@ -1250,6 +1258,25 @@ impl<B: Backend> Gate<B> {
             self.hear_deaths();
         }
         self.backend.awake();
+        Ok(())
+    }
+
+    /// For whoever looks at this node.
+    fn say_figures(&mut self) -> Result<(), GateError> {
+        let Counters { here, requests, recalls, promises, .. } = self.counters;
+        let figures = GateFigures {
+            here: here.into(),
+            asked: requests.into(),
+            recalls: recalls.into(),
+            promised: promises.into(),
+            untold: (self.behind.untold().1 as u64).into(),
+            untold_since_ns: self.behind.oldest_ns().unwrap_or(0).into(),
+            ..GateFigures::default()
+        };
+        if figures != self.said {
+            self.said = figures;
+            self.state.say(figures)?;
+        }
         Ok(())
     }
 

@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
+use vos_api::gates::{FIGURES_AT, GateFigures};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::behind::Promise;
@@ -35,7 +36,8 @@ const TAKEN_SLOTS: usize = JOURNAL_SLOTS;
 const TAKEN_END: u64 = TAKEN_AT + (TAKEN_SLOTS * size_of::<u64>()) as u64;
 pub const STATE_BYTES: u64 = promises::END;
 
-const _: () = assert!(size_of::<Head>() == 64);
+const _: () = assert!(size_of::<Head>() as u64 == FIGURES_AT);
+const _: () = assert!(FIGURES_AT + size_of::<GateFigures>() as u64 <= JOURNAL_AT);
 const _: () = assert!(size_of::<Note>() == RECORD_BYTES);
 const _: () = assert!(size_of::<Entry>() == RECORD_BYTES);
 // No more requests in flight than the server remembers replies, and than the journal has slots.
@@ -323,6 +325,11 @@ impl State {
     /// What gates before this one promised and did not tell.
     pub fn inherited_promises(&mut self) -> Vec<Promise> {
         std::mem::take(&mut self.inherited_promises)
+    }
+
+    /// What the gate says of itself.
+    pub fn say(&self, figures: GateFigures) -> Result<(), StateError> {
+        self.write(figures.checked().as_bytes(), FIGURES_AT)
     }
 
     // ---- requests that are not sent again

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use client::Client;
-use mgmt_api::{NodeUsage, Process, ProcessState};
+use mgmt_api::{FileUsage, NodeUsage, Process, ProcessState};
 use serde::Serialize;
 
 use super::{Outcome, block_on, daemon, names, ps, say};
@@ -26,6 +26,10 @@ const HOME: &str = "\x1b[H\x1b[J";
 #[command(after_help = "\
 On a terminal it goes on, every two seconds, until Ctrl-C. CPU is of one CPU: 150 % are one and a half. Programs, servers and \
 gates are counted together; limits are those of the programs.
+
+FILES HERE: of all that programs asked of the file tree, what was answered on the node, without the file server. RECALLS: what \
+other nodes wanted of what this one had. UNTOLD: changes of files that programs were answered and the file server has not \
+been told of yet, and how long the oldest waits. All since the node's file gate began.
 
 Examples:
   dvs stats
@@ -68,7 +72,8 @@ struct Stats {
 }
 
 impl Row for Stats {
-    const HEADINGS: &'static [&'static str] = &["DC", "NODE", "CPU %", "MEMORY", "LIMIT", "PIDS", "LIMIT", "OOM"];
+    const HEADINGS: &'static [&'static str] =
+        &["DC", "NODE", "CPU %", "MEMORY", "LIMIT", "PIDS", "LIMIT", "OOM", "FILES HERE", "RECALLS", "UNTOLD"];
 
     fn cells(&self) -> Vec<String> {
         let Stats { dc, usage, cpu_percent } = self;
@@ -81,12 +86,29 @@ impl Row for Stats {
             usage.pids.to_string(),
             usage.pids_limit.to_string(),
             usage.oom_kills.to_string(),
+            usage.files.as_ref().map_or_else(none, answered_here),
+            usage.files.as_ref().map_or_else(none, |files| files.recalls.to_string()),
+            usage.files.as_ref().map_or_else(none, untold),
         ]
     }
 
     fn name(&self) -> String {
         format!("{} {}", self.dc, self.usage.node)
     }
+}
+
+fn none() -> String {
+    "-".to_owned()
+}
+
+/// Of all that programs asked of the tree.
+fn answered_here(files: &FileUsage) -> String {
+    let all = files.here.saturating_add(files.asked);
+    if all == 0 { none() } else { format!("{:.0} %", files.here as f64 * 100.0 / all as f64) }
+}
+
+fn untold(files: &FileUsage) -> String {
+    if files.untold == 0 { "0".to_owned() } else { format!("{} ({} ms)", files.untold, files.untold_ms) }
 }
 
 /// A row of `dvs top`.
@@ -211,6 +233,9 @@ mod tests {
         let seen = Some((BTreeMap::from([(7, 1000)]), second_ago));
         let of = |pid, cpu_ms| percent(&seen, &pid, cpu_ms).round();
         assert!((45.0..=50.0).contains(&of(7, 1500)), "{}", of(7, 1500));
+        let files = FileUsage { here: 97, asked: 3, untold: 2, untold_ms: 4, ..FileUsage::default() };
+        assert_eq!((answered_here(&files).as_str(), untold(&files).as_str()), ("97 %", "2 (4 ms)"));
+        assert_eq!(answered_here(&FileUsage::default()), "-");
         assert!((of(7, 900), percent(&None, &7, 1500)) == (0.0, 0.0));
         assert!(of(8, 100) > 5.0);
     }
