@@ -239,6 +239,8 @@ fn program_that_waits_for_a_lost_disk_can_be_killed_and_others_go_on_when_it_is_
     let mut appends = cluster.spawn(&["run", DC, "--node", "n1", "--workdir", "/", "--", "python3", "-c", appends]);
     let mut says = BufReader::new(appends.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
     assert_eq!(says.next().as_deref(), Some("open"));
+    // What its node had for itself it would change without the server.
+    assert_eq!(cluster.sh(DC, "n2", "cat /dc/log"), "");
     let names = || {
         let listed = cluster.output(&["ps", DC, "-o", "name"]);
         String::from_utf8_lossy(&listed.stdout).lines().map(str::to_owned).collect::<Vec<_>>()
