@@ -102,7 +102,7 @@ impl Memory {
                 }
             }
         }
-        let is_alone = touched.inos.iter().chain(also).all(|ino| self.is_quiet_since(*ino, asked));
+        let is_alone = touched.inos.iter().chain(also).all(|ino| self.is_alone_since(*ino, asked));
         let inos = || touched.inos.iter().chain(also).copied();
         self.pass(inos());
         inos().for_each(|ino| self.forget_inode(ino));
@@ -322,6 +322,15 @@ impl Memory {
             && self.changed.get(&ino).is_none_or(|changed| *changed <= asked)
     }
 
+    /// Whether no change was under way beside another one; what was promised, and told meanwhile, is none of names.
+    fn is_alone_since(&self, ino: u64, asked: Moment) -> bool {
+        let was_told = self.told.get(&ino).is_some_and(|told| self.changed.get(&ino) == Some(told));
+        let is_promised = self.promised.contains_key(&ino) || was_told;
+        !self.changing.contains_key(&ino)
+            && asked >= self.floor
+            && (is_promised || self.changed.get(&ino).is_none_or(|changed| *changed <= asked))
+    }
+
     fn forget_inode(&mut self, ino: u64) {
         self.attrs.remove(&ino);
         self.forget_content(ino);
@@ -460,6 +469,27 @@ mod tests {
             assert_eq!(memory.name(2, b"b"), None, "its beginning is not known");
             memory.forget(1);
             assert_eq!(memory.name(1, b"b"), None);
+        }
+    }
+
+    #[test]
+    fn name_of_what_is_being_told_goes_and_its_directory_stays_known() {
+        for is_told_meanwhile in [false, true] {
+            let mut memory = Memory::default();
+            let asked = memory.now();
+            memory.learn_empty(1, asked);
+            memory.learn(5, &attr(1), asked);
+            memory.promise(5, &attr(1), &Change::Write { offset: 0, bytes: b"some".to_vec() });
+            let touched = Touched { inos: vec![1, 5], names: vec![(1, b"a".to_vec())], has_unknown: false };
+            let asked = memory.now();
+            memory.begins(&touched);
+            if is_told_meanwhile {
+                memory.told(5, None);
+            }
+            let at = memory.ends(&touched, &[5], asked);
+            memory.check_names(&touched.names, true);
+            memory.learn(1, &attr(2), at);
+            assert_eq!((memory.name(1, b"a"), links(&memory, 1)), (Some(None), Some(2)));
         }
     }
 
