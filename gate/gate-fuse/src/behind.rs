@@ -39,6 +39,22 @@ pub struct Promise {
 }
 
 impl Change {
+    /// Bytes that it brings.
+    pub fn len(&self) -> usize {
+        match self {
+            Change::Write { bytes, .. } => bytes.len(),
+            Change::Set(_) => 0,
+        }
+    }
+
+    /// What its program is answered.
+    pub fn answer(&self) -> Answer {
+        match self {
+            Change::Write { bytes, .. } => Answer::Bytes(bytes.len() as u32),
+            Change::Set(_) => Answer::Attributes,
+        }
+    }
+
     /// What the inode is afterwards. `None`: this is not to be promised.
     pub fn applied_to(&self, attr: &Attr, time_ns: u64) -> Option<Attr> {
         let mut attr = *attr;
@@ -167,6 +183,11 @@ impl Behind {
         self.chains.is_empty()
     }
 
+    /// Inodes of which something is promised.
+    pub fn len(&self) -> usize {
+        self.chains.len()
+    }
+
     pub fn has(&self, ino: u64) -> bool {
         self.chains.contains_key(&ino)
     }
@@ -208,14 +229,10 @@ impl Behind {
     /// What a dead gate had promised. Who had the session since, and whether that was one that promises, nobody knows.
     pub fn inherit(&mut self, promises: Vec<Promise>) {
         for promise in promises {
-            let answer = match &promise.change {
-                Change::Write { bytes, .. } => Answer::Bytes(bytes.len() as u32),
-                Change::Set(_) => Answer::Attributes,
-            };
-            self.inherited.insert(promise.key, answer);
+            self.inherited.insert(promise.key, promise.change.answer());
             self.add(promise);
         }
-        self.interrupted(true);
+        self.interrupted();
     }
 
     /// The answer to a request that a dead gate had promised, if the kernel sends it again.
@@ -344,24 +361,12 @@ impl Behind {
         self.failed.remove(&ino)
     }
 
-    /// Nothing is being told any more. `is_fenced`: others may have changed what was promised.
-    pub fn interrupted(&mut self, is_fenced: bool) {
+    /// Nothing is being told any more, and others may have changed what was promised.
+    pub fn interrupted(&mut self) {
         self.ready.clear();
         for (ino, chain) in &mut self.chains {
-            chain.telling = 0;
-            if is_fenced {
-                chain.trust = Trust::Suspect;
-            }
+            (chain.telling, chain.trust) = (0, Trust::Suspect);
             self.ready.push_back(*ino);
-        }
-    }
-}
-
-impl Change {
-    pub fn len(&self) -> usize {
-        match self {
-            Change::Write { bytes, .. } => bytes.len(),
-            Change::Set(_) => 0,
         }
     }
 }
@@ -479,7 +484,7 @@ mod tests {
             (1..=3).for_each(|id| behind.add(promise(id, 5, write(100 * id, 10))));
             behind.ready();
             behind.began(5, 1);
-            behind.interrupted(true);
+            behind.interrupted();
             assert!(matches!(behind.next(5, None), Some(Next::Look)));
             behind
         };

@@ -421,7 +421,7 @@ impl<B: Backend> Gate<B> {
     /// Whether something is promised of an inode of which this gate does not know what it is: what a dead gate promised
     /// is told first.
     fn is_blind(&self) -> bool {
-        self.behind.inos().any(|ino| self.cache.memory.promised(ino).is_none())
+        self.behind.len() > self.cache.memory.promised_count()
     }
 
     /// Nobody goes on with the session of a tree that is gone, and others need not wait for what it held.
@@ -902,7 +902,7 @@ impl<B: Backend> Gate<B> {
             self.held.append(&mut self.deferred);
         }
         (self.events, self.probe) = (None, None);
-        self.interrupt_promises(true);
+        self.interrupt_promises();
         self.recalls.reset();
         let everything = self.everything(None);
         self.give(everything);
@@ -1005,8 +1005,7 @@ impl<B: Backend> Gate<B> {
         // From here on nothing more of it is opened without the server's knowledge.
         let untold = match what {
             What::Inode { ino, .. } => Some(ino).filter(|ino| self.state.is_untold(*ino)).into_iter().collect(),
-            What::Name { .. } => Vec::new(),
-            What::Tell { .. } => Vec::new(),
+            What::Name { .. } | What::Tell { .. } => Vec::new(),
             What::Everything => {
                 // After the restart of a server, which may be of another release.
                 self.ask_for_consent();

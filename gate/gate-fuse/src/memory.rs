@@ -221,6 +221,11 @@ impl Memory {
         if self.changing_unknown > 0 || self.changing.contains_key(&ino) { None } else { self.attr(ino) }
     }
 
+    /// How many inodes there are of which the server has not been told everything.
+    pub fn promised_count(&self) -> usize {
+        self.promised.len()
+    }
+
     /// What an inode is of which the server has not been told everything.
     pub fn promised(&self, ino: u64) -> Option<&Attr> {
         self.promised.get(&ino)

@@ -85,35 +85,23 @@ pub enum Stage {
 }
 
 struct Under {
-    recall: u64,
-    /// `None`: a name, or everything.
-    ino: Option<u64>,
+    event: Begin,
     since: Instant,
     /// When the notifier is told once more which pages it should leave for the end.
     again_at: Instant,
-    stage: Stage,
-    /// When the names are trusted no more, distrusted or not.
-    names_until: Option<Instant>,
-    /// Not before: names that nobody knows are trusted until then.
-    not_before: Option<Instant>,
-    /// The directory in which the inode was found lately.
-    found_in: Option<u64>,
-    bytes: Option<u64>,
-    /// Inodes that were open without the server's knowledge when the event came.
-    untold: Vec<u64>,
-    /// Inodes of which something was promised.
-    promised: Vec<u64>,
-    /// The server waits for these promises alone.
-    is_told_early: bool,
 }
 
 /// What is known of an event at its beginning.
 pub struct Begin {
     pub recall: u64,
+    /// `None`: a name, or everything.
     pub ino: Option<u64>,
     pub stage: Stage,
+    /// When the names are trusted no more, distrusted or not.
     pub names_until: Option<Instant>,
+    /// Names that nobody knows are trusted until then.
     pub not_before: Option<Instant>,
+    /// The directory in which the inode was found lately.
     pub found_in: Option<u64>,
     /// How long the file is about to be, at least.
     pub bytes: Option<u64>,
@@ -151,23 +139,23 @@ pub struct Recalls {
 
 impl Under {
     fn has_promises(&self, in_flight: &impl InFlight) -> bool {
-        self.promised.iter().any(|ino| in_flight.is_promised(*ino))
+        self.event.promised.iter().any(|ino| in_flight.is_promised(*ino))
     }
 
     fn is_over(&self, now: Instant, in_flight: &impl InFlight) -> bool {
-        let is_untold = self.untold.iter().any(|ino| in_flight.is_untold(*ino));
-        if is_untold || self.has_promises(in_flight) || self.not_before.is_some_and(|at| now < at) {
+        let is_untold = self.event.untold.iter().any(|ino| in_flight.is_untold(*ino));
+        if is_untold || self.has_promises(in_flight) || self.event.not_before.is_some_and(|at| now < at) {
             return false;
         }
         let has_waited = now >= self.since + GRACE;
-        let are_names_old = self.names_until.is_none_or(|until| now >= until);
-        let Some(ino) = self.ino else {
+        let are_names_old = self.event.names_until.is_none_or(|until| now >= until);
+        let Some(ino) = self.event.ino else {
             // After the restart of a server everybody gives back everything at once, with writes in flight.
             let hangs = now >= self.since + EVERYTHING_GRACE && in_flight.has_changes();
-            return self.stage == Stage::Done || self.stage == Stage::Pages && are_names_old || hangs;
+            return self.event.stage == Stage::Done || self.event.stage == Stage::Pages && are_names_old || hangs;
         };
         let is_quiet = has_waited || !in_flight.has_bytes(ino);
-        match self.stage {
+        match self.event.stage {
             Stage::Begun | Stage::Settling => false,
             // What is left is locked by a write of ours that is not answered: a reader of it waits for that write.
             Stage::Most => has_waited && are_names_old && in_flight.has_bytes(ino),
@@ -184,46 +172,28 @@ impl Recalls {
     }
 
     pub fn begin(&mut self, event: Begin, now: Instant) {
-        let Begin { recall, ino, stage, names_until, not_before, found_in, bytes, untold, promised, is_told_early } =
-            event;
-        self.seen = self.seen.max(recall);
-        let again_at = now + GRACE;
-        let since = now;
-        let under = Under {
-            recall,
-            ino,
-            since,
-            again_at,
-            stage,
-            names_until,
-            not_before,
-            found_in,
-            bytes,
-            untold,
-            promised,
-            is_told_early,
-        };
-        self.under_way.push_back(under);
+        self.seen = self.seen.max(event.recall);
+        self.under_way.push_back(Under { event, since: now, again_at: now + GRACE });
     }
 
     /// The notifier got so far; it may be told twice of one event.
     pub fn reached(&mut self, recall: u64, stage: Stage) {
-        if let Some(event) = self.under_way.iter_mut().find(|event| event.recall == recall) {
-            event.stage = event.stage.max(stage);
+        if let Some(under) = self.under_way.iter_mut().find(|under| under.event.recall == recall) {
+            under.event.stage = under.event.stage.max(stage);
         }
     }
 
     /// Inodes for which the notifier hangs at a page that was locked after it had been told which are: it must be told
     /// again. With the size that goes with the event.
     pub fn hanging(&mut self, now: Instant, in_flight: &impl InFlight) -> Vec<(u64, u64, Option<u64>)> {
-        let hangs = |event: &&mut Under| {
-            event.stage == Stage::Begun
-                && now >= event.again_at
-                && event.ino.is_some_and(|ino| in_flight.has_bytes(ino))
+        let hangs = |under: &&mut Under| {
+            under.event.stage == Stage::Begun
+                && now >= under.again_at
+                && under.event.ino.is_some_and(|ino| in_flight.has_bytes(ino))
         };
-        let hanging = self.under_way.iter_mut().filter(hangs).filter_map(|event| {
-            event.again_at = now + GRACE;
-            event.ino.map(|ino| (event.recall, ino, event.bytes))
+        let hanging = self.under_way.iter_mut().filter(hangs).filter_map(|under| {
+            under.again_at = now + GRACE;
+            under.event.ino.map(|ino| (under.event.recall, ino, under.event.bytes))
         });
         hanging.collect()
     }
@@ -231,32 +201,32 @@ impl Recalls {
     /// Events for which the notifier waits for the lock of a directory that a change of ours holds: with it held nobody
     /// looks up anything there.
     pub fn settled(&self, in_flight: &impl InFlight) -> Vec<(u64, u64)> {
-        let settled = self.under_way.iter().filter(|event| {
-            event.stage == Stage::Settling
-                && event.found_in.is_some_and(|directory| in_flight.changes_names_of(directory))
+        let settled = self.under_way.iter().filter(|under| {
+            under.event.stage == Stage::Settling
+                && under.event.found_in.is_some_and(|directory| in_flight.changes_names_of(directory))
         });
-        settled.filter_map(|event| event.ino.map(|ino| (event.recall, ino))).collect()
+        settled.filter_map(|under| under.event.ino.map(|ino| (under.event.recall, ino))).collect()
     }
 
     /// Whether any event waits for the server to be told what is open.
     pub fn has_untold(&self) -> bool {
-        self.under_way.iter().any(|event| !event.untold.is_empty())
+        self.under_way.iter().any(|under| !under.event.untold.is_empty())
     }
 
     /// Of which inodes it has to be told, or had to be when their events came.
     pub fn untold(&self) -> impl Iterator<Item = u64> {
-        self.under_way.iter().flat_map(|event| event.untold.iter().copied())
+        self.under_way.iter().flat_map(|under| under.event.untold.iter().copied())
     }
 
     /// Whether reads and writes of `ino` are to be put off until its event is released.
     pub fn is_draining(&self, ino: u64) -> bool {
-        self.under_way.iter().any(|event| event.ino == Some(ino) && event.stage >= Stage::Pages)
+        self.under_way.iter().any(|under| under.event.ino == Some(ino) && under.event.stage >= Stage::Pages)
     }
 
     /// Up to which event the server can be told, when that is news. Call [`Recalls::told`] once it was.
     pub fn released(&mut self, now: Instant, in_flight: &impl InFlight) -> Option<u64> {
-        while let Some(event) = self.under_way.front().filter(|event| event.is_over(now, in_flight)) {
-            self.released = self.released.max(event.recall);
+        while let Some(under) = self.under_way.front().filter(|under| under.is_over(now, in_flight)) {
+            self.released = self.released.max(under.event.recall);
             self.under_way.pop_front();
         }
         (self.released > self.told).then_some(self.released)
@@ -269,14 +239,16 @@ impl Recalls {
     /// Up to which event everything was told that had been promised, when the server waits for that and not for more.
     /// Call [`Recalls::said_told`] once it was said.
     pub fn told_early(&self, in_flight: &impl InFlight) -> Option<u64> {
-        let told = self.under_way.iter().take_while(|event| !event.has_promises(in_flight));
-        told.filter(|event| event.is_told_early && event.recall > self.told_early).last().map(|event| event.recall)
+        let told = self.under_way.iter().take_while(|under| !under.has_promises(in_flight));
+        told.filter(|under| under.event.is_told_early && under.event.recall > self.told_early)
+            .last()
+            .map(|under| under.event.recall)
     }
 
     /// Promises of when an event came that are told, whatever was promised since.
     pub fn forget_told(&mut self, in_flight: &impl InFlight) {
-        for event in &mut self.under_way {
-            event.promised.retain(|ino| in_flight.is_promised(*ino));
+        for under in &mut self.under_way {
+            under.event.promised.retain(|ino| in_flight.is_promised(*ino));
         }
     }
 
@@ -286,10 +258,10 @@ impl Recalls {
 
     /// When to look at the clock next.
     pub fn deadline(&self, now: Instant) -> Option<Instant> {
-        let times = |event: &Under| {
-            [Some(event.since + GRACE), Some(event.since + EVERYTHING_GRACE), Some(event.again_at)]
+        let times = |under: &Under| {
+            [Some(under.since + GRACE), Some(under.since + EVERYTHING_GRACE), Some(under.again_at)]
                 .into_iter()
-                .chain([event.names_until, event.not_before])
+                .chain([under.event.names_until, under.event.not_before])
                 .flatten()
         };
         self.under_way.iter().flat_map(times).filter(|at| *at > now).min()

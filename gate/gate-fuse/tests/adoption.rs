@@ -1,5 +1,6 @@
 //! Gates that die, sessions that are lost, and two gates of one tree.
 
+#[macro_use]
 mod common;
 
 use std::fs::{self, File, OpenOptions};
@@ -17,19 +18,7 @@ fn kills() -> u64 {
     std::env::var("DVS_GATE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(200)
 }
 
-/// Not a test: the gate process of the others.
-#[test]
-#[ignore = "started by the other tests as a process of its own"]
-fn gate_child() {
-    common::run_gate_child();
-}
-
-/// Not a test: starts and kills the gate processes.
-#[test]
-#[ignore = "started by the other tests as a process of its own"]
-fn launcher_child() {
-    common::run_launcher_child();
-}
+gate_processes!();
 
 #[test]
 fn gate_killed_two_hundred_times_under_writes_loses_and_repeats_nothing() {

@@ -1,5 +1,6 @@
 //! Changes that programs are answered before the server is told, and that nobody can tell.
 
+#[macro_use]
 mod common;
 
 use std::fs::{self, File, FileTimes, OpenOptions, Permissions};
@@ -12,19 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use common::{Mounted, World, in_private_mounts};
 use rustix::fs::{Advice, fadvise, statvfs};
 
-/// Not a test: the gate process of the others.
-#[test]
-#[ignore = "started by the other tests as a process of its own"]
-fn gate_child() {
-    common::run_gate_child();
-}
-
-/// Not a test: starts and kills the gate processes.
-#[test]
-#[ignore = "started by the other tests as a process of its own"]
-fn launcher_child() {
-    common::run_launcher_child();
-}
+gate_processes!();
 
 const EIO: Option<i32> = Some(libc::EIO);
 
@@ -93,19 +82,11 @@ fn what_one_node_has_for_itself_is_changed_without_the_server_and_is_so_for_othe
 fn each_node_sees_what_was_done_last_while_gates_and_servers_die() {
     const FILES: usize = 4;
     const STEPS: usize = 600;
-    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_128_u64);
-    eprintln!("SEED={seed}");
+    let seed = common::seed();
     in_private_mounts(move || {
-        let mut random = seed | 1;
-        let mut below = move |limit: usize| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            (random >> 33) as usize % limit
-        };
+        let mut below = common::numbers(seed);
         let mut world = World::real();
-        let mut nodes =
-            [world.mount_for("one", Duration::from_secs(300)), world.mount_for("two", Duration::from_secs(300))];
+        let mut nodes = world.mount_two();
         let name = |file: usize| format!("f{file}");
         let mut known: Vec<(Vec<u8>, u32)> = vec![(Vec::new(), 0o600); FILES];
         let mut open: Vec<[Option<File>; 2]> = (0..FILES).map(|_| [None, None]).collect();

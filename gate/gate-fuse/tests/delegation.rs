@@ -1,5 +1,6 @@
 //! What a gate answers under leases without the server, and that nobody can tell: opens, closes, attributes, names.
 
+#[macro_use]
 mod common;
 
 use std::fs::{self, File, OpenOptions};
@@ -11,19 +12,7 @@ use std::time::{Duration, Instant};
 use common::{Mounted, World, in_private_mounts};
 use rustix::fs::{FlockOperation, flock, statvfs};
 
-/// Not a test: the gate process of the others.
-#[test]
-#[ignore = "started by the other tests as a process of its own"]
-fn gate_child() {
-    common::run_gate_child();
-}
-
-/// Not a test: starts and kills the gate processes.
-#[test]
-#[ignore = "started by the other tests as a process of its own"]
-fn launcher_child() {
-    common::run_launcher_child();
-}
+gate_processes!();
 
 /// The kernel asks for names again after a second.
 const NAMES_EXPIRE: Duration = Duration::from_millis(1100);
@@ -369,19 +358,11 @@ fn of_directories_that_are_known_as_a_whole_it_is_known_what_is_not_there() {
 fn open_files_are_what_they_were_while_names_change_and_gates_and_servers_die() {
     const NAMES: usize = 6;
     const STEPS: usize = 400;
-    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_128_u64);
-    eprintln!("SEED={seed}");
+    let seed = common::seed();
     in_private_mounts(move || {
-        let mut random = seed | 1;
-        let mut below = move |limit: usize| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            (random >> 33) as usize % limit
-        };
+        let mut below = common::numbers(seed);
         let mut world = World::real();
-        let mut nodes =
-            [world.mount_for("one", Duration::from_secs(300)), world.mount_for("two", Duration::from_secs(300))];
+        let mut nodes = world.mount_two();
         let before = inodes(&nodes[0]);
         let path = |node: &Mounted, name: usize| node.path.join(format!("f{name}"));
         let (mut names, mut files) = ([None::<usize>; NAMES], Vec::<(usize, File)>::new());

@@ -1,6 +1,7 @@
 //! The differential tester over two and three gates of one fs server: without a cluster, so that it is quick to run and
 //! to debug.
 
+#[macro_use]
 mod common;
 
 use std::time::Duration;
@@ -16,19 +17,7 @@ const LONG_SECONDS: u64 = 15 * 60;
 
 const ROUNDS: usize = 50;
 
-/// Not a test: the gate process of the others.
-#[test]
-#[ignore = "started by the other tests as a process of its own"]
-fn gate_child() {
-    common::run_gate_child();
-}
-
-/// Not a test: starts and kills the gate processes.
-#[test]
-#[ignore = "started by the other tests as a process of its own"]
-fn launcher_child() {
-    common::run_launcher_child();
-}
+gate_processes!();
 
 /// Not a test: makes the calls of the others.
 #[test]

@@ -1,5 +1,6 @@
 //! The gate on a real mount, with the model as fs server.
 
+#[macro_use]
 mod common;
 
 use std::fs::{self, File, OpenOptions};
@@ -10,19 +11,7 @@ use std::process::Command;
 
 use common::{World, in_private_mounts};
 
-/// Not a test: the gate process of the others.
-#[test]
-#[ignore = "started by the other tests as a process of its own"]
-fn gate_child() {
-    common::run_gate_child();
-}
-
-/// Not a test: starts and kills the gate processes.
-#[test]
-#[ignore = "started by the other tests as a process of its own"]
-fn launcher_child() {
-    common::run_launcher_child();
-}
+gate_processes!();
 
 #[test]
 fn files_are_created_written_read_renamed_and_removed() {

@@ -1,5 +1,6 @@
 //! What POSIX and Linux promise of files, on one node and on two, with the real fs server.
 
+#[macro_use]
 mod common;
 
 use std::collections::BTreeMap;
@@ -13,19 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::{World, in_private_mounts};
 use rustix::fs::{FallocateFlags, XattrFlags, fallocate, setxattr};
 
-/// Not a test: the gate process of the others.
-#[test]
-#[ignore = "started by the other tests as a process of its own"]
-fn gate_child() {
-    common::run_gate_child();
-}
-
-/// Not a test: starts and kills the gate processes.
-#[test]
-#[ignore = "started by the other tests as a process of its own"]
-fn launcher_child() {
-    common::run_launcher_child();
-}
+gate_processes!();
 
 type Act = fn(&Path) -> std::io::Result<()>;
 

@@ -1,5 +1,6 @@
 //! The gate with the real fs server: programs at work, gates and servers that die meanwhile.
 
+#[macro_use]
 mod common;
 
 use std::fs::{self, File, OpenOptions};
@@ -14,19 +15,7 @@ use std::time::{Duration, Instant};
 use common::{World, in_private_mounts};
 use zerocopy::IntoBytes;
 
-/// Not a test: the gate process of the others.
-#[test]
-#[ignore = "started by the other tests as a process of its own"]
-fn gate_child() {
-    common::run_gate_child();
-}
-
-/// Not a test: starts and kills the gate processes.
-#[test]
-#[ignore = "started by the other tests as a process of its own"]
-fn launcher_child() {
-    common::run_launcher_child();
-}
+gate_processes!();
 
 #[test]
 fn files_of_all_kinds_work_on_the_real_server() {

@@ -1,5 +1,6 @@
 //! Files and directories that several nodes have open at a time: what one does, the others see, whatever the order.
 
+#[macro_use]
 mod common;
 
 use std::fs::{File, OpenOptions};
@@ -12,19 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::{Mounted, World, in_private_mounts};
 
-/// Not a test: the gate process of the others.
-#[test]
-#[ignore = "started by the other tests as a process of its own"]
-fn gate_child() {
-    common::run_gate_child();
-}
-
-/// Not a test: starts and kills the gate processes.
-#[test]
-#[ignore = "started by the other tests as a process of its own"]
-fn launcher_child() {
-    common::run_launcher_child();
-}
+gate_processes!();
 
 /// Deterministic numbers from a seed (xorshift64*).
 struct Random(u64);

@@ -20,7 +20,6 @@ use crate::kernel;
 use crate::notify;
 use crate::recall::What;
 use crate::request::{self, Body, Request};
-use crate::state::State;
 use crate::translate::{self, Then};
 
 /// Chains that are told at a time, beside the requests of programs.
@@ -126,14 +125,11 @@ impl<B: Backend> Gate<B> {
         }
         self.counters.promises += 1;
         self.cache.memory.promise(ino, &after, &promise.change);
-        let bytes = match &promise.change {
-            Change::Write { bytes, .. } => Some(bytes.len() as u32),
-            Change::Set(_) => None,
-        };
+        let answer = promise.change.answer();
         self.behind.add(promise);
-        match bytes {
-            Some(size) => self.answer(unique, 0, kernel::WriteOut { size, padding: 0 }.as_bytes())?,
-            None => self.answer(unique, 0, attributes(&after, false).as_bytes())?,
+        match answer {
+            Answer::Bytes(size) => self.answer(unique, 0, kernel::WriteOut { size, padding: 0 }.as_bytes())?,
+            Answer::Attributes => self.answer(unique, 0, attributes(&after, false).as_bytes())?,
         }
         Ok(true)
     }
@@ -392,16 +388,16 @@ impl<B: Backend> Gate<B> {
                 self.held.push_back(held);
             }
         }
-        for ino in self.behind.inos().collect::<Vec<_>>() {
-            claim_first(&mut self.state, &self.behind, ino);
+        for id in self.behind.inos().filter_map(|ino| self.behind.first(ino)) {
+            self.state.claim(promise_key(id));
         }
         Ok(())
     }
 
     /// No answer comes to what was being told, and nobody waits for it any more.
-    pub(super) fn interrupt_promises(&mut self, is_fenced: bool) {
+    pub(super) fn interrupt_promises(&mut self) {
         self.tells = 0;
-        self.behind.interrupted(is_fenced);
+        self.behind.interrupted();
         self.waiting.clear();
         self.consent = Consent::No;
         self.has_room = false;
@@ -416,12 +412,6 @@ impl<B: Backend> Gate<B> {
             }
             _ => None,
         }
-    }
-}
-
-fn claim_first(state: &mut State, behind: &crate::behind::Behind, ino: u64) {
-    if let Some(id) = behind.first(ino) {
-        state.claim(promise_key(id));
     }
 }
 

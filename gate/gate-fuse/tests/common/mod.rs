@@ -6,6 +6,25 @@
 // Each test program uses a part of this.
 #![allow(dead_code)]
 
+/// The processes that a test program's tests start: not tests, but entry points of the same binary.
+macro_rules! gate_processes {
+    () => {
+        /// The gate process of the others.
+        #[test]
+        #[ignore = "started by the other tests as a process of its own"]
+        fn gate_child() {
+            common::run_gate_child();
+        }
+
+        /// Starts and kills the gate processes.
+        #[test]
+        #[ignore = "started by the other tests as a process of its own"]
+        fn launcher_child() {
+            common::run_launcher_child();
+        }
+    };
+}
+
 pub mod model;
 pub mod real;
 pub mod server;
@@ -30,6 +49,24 @@ const ALONE: &str = "DVS_GATE_TEST_ALONE";
 const SOCKET: &str = "DVS_GATE_TEST_SOCKET";
 /// A test that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(40);
+
+/// A seed, from the environment or the one of every day, which is said.
+pub fn seed() -> u64 {
+    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_128);
+    eprintln!("SEED={seed}");
+    seed
+}
+
+/// Numbers below a limit, the same for the same seed.
+pub fn numbers(seed: u64) -> impl FnMut(usize) -> usize {
+    let mut random = seed | 1;
+    move |limit| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random >> 33) as usize % limit
+    }
+}
 
 /// Runs `test` on a thread in a mount namespace of its own. Without root nothing is tested, and said.
 ///
@@ -114,6 +151,11 @@ impl World {
     /// Mounts a tree as `name` and starts its gate.
     pub fn mount(&self, name: &str) -> Mounted {
         self.mount_for(name, PATIENCE)
+    }
+
+    /// Two nodes, for a run that takes its time.
+    pub fn mount_two(&self) -> [Mounted; 2] {
+        ["one", "two"].map(|name| self.mount_for(name, Duration::from_secs(300)))
     }
 
     /// For a test that takes longer than others.
