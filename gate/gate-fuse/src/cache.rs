@@ -20,8 +20,11 @@ use crate::memory::Memory;
 
 /// How long attributes are trusted under a lease. Recalls end it; this bounds what a mistake could cost.
 pub const ATTR_TIMEOUT: Duration = Duration::from_secs(3600);
-/// The same for names. A name that the kernel cannot be made to distrust in time is waited for, so it is short.
+/// After so long the kernel trusts a name no more. One that it cannot be made to distrust in time is waited for, so it
+/// is short.
 pub const NAME_TIMEOUT: Duration = Duration::from_secs(1);
+/// So long it is told to trust it. It counts whole ticks, rounds up, and begins when the program that asked runs again.
+pub const NAME_VALID: Duration = Duration::from_millis(900);
 
 /// For how long after a recall an inode counts as contested.
 pub const CONTESTED: Duration = Duration::from_secs(10);

@@ -9,7 +9,7 @@ use vos_api::fs;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::backend::{Done, ReplyData};
-use crate::cache::{ATTR_TIMEOUT, Cache, Keep, NAME_TIMEOUT, Use};
+use crate::cache::{ATTR_TIMEOUT, Cache, Keep, NAME_VALID, Use};
 use crate::kernel::{self, fopen};
 use crate::memory::Moment;
 use crate::names::Names;
@@ -157,7 +157,7 @@ impl Completer<'_> {
             return FuseReply::Errno(libc::ENOENT);
         }
         let mut entry = kernel::EntryOut::default();
-        (entry.entry_valid, entry.entry_valid_nsec) = split(NAME_TIMEOUT);
+        (entry.entry_valid, entry.entry_valid_nsec) = split(NAME_VALID);
         bytes(&entry)
     }
 
@@ -354,7 +354,7 @@ impl Completer<'_> {
         }
         let attributes = attributes(&attr, leased && self.cache.memory.promised(ino).is_none());
         let is_trusted = leased && self.trusts(parent, name);
-        let (entry_valid, entry_valid_nsec) = if is_trusted { split(NAME_TIMEOUT) } else { (0, 0) };
+        let (entry_valid, entry_valid_nsec) = if is_trusted { split(NAME_VALID) } else { (0, 0) };
         kernel::EntryOut {
             nodeid: ino,
             generation: 0,
