@@ -117,12 +117,9 @@ impl Runs {
         }
     }
 
-    /// By what the node's proxies say, where a permit would be over.
-    fn extend_by_presence(&mut self, now: Instant) {
+    /// By what the node's proxies say.
+    fn extend_by_presence(&mut self) {
         let Some((watch, page)) = &self.watched else { return };
-        if !self.kept.values().any(|kept| kept.tenure.expired(now).is_some()) {
-            return;
-        }
         let Some(there) = page.there_ns(watch.incarnation, monotonic_ns()) else { return };
         let until = moment(there.saturating_add(PERMIT.as_nanos() as u64));
         for kept in self.kept.values_mut() {
@@ -233,6 +230,9 @@ impl Keeper {
     /// Extends permits, and says how all runs stand.
     pub fn hold_runs(&mut self, permits: &[Permit], until_ns: u64, presence: Option<PresenceWatch>) -> Answer {
         let (now, until) = (Instant::now(), moment(until_ns));
+        // Until this moment what was permitted before counts: a daemon that begins needs a few questions before it
+        // knows what it permits.
+        self.runs.extend_by_presence();
         self.runs.watch(presence);
         self.runs.kept.values_mut().for_each(|kept| kept.permitted = None);
         for permit in permits {
@@ -285,7 +285,9 @@ impl Keeper {
     /// Ends what is not permitted any more, and what is left of what ended.
     pub fn look_after_runs(&mut self) {
         let now = Instant::now();
-        self.runs.extend_by_presence(now);
+        if self.runs.kept.values().any(|kept| kept.tenure.expired(now).is_some()) {
+            self.runs.extend_by_presence();
+        }
         let programs = &self.programs;
         for (instance, kept) in &mut self.runs.kept {
             let Some(held) = &mut kept.held else { continue };

@@ -4,12 +4,13 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use keeper::{KeeperError, Permit, Refusal, RunStanding};
+use keeper::{KeeperError, Permit, PresenceWatch, Refusal, RunStanding};
 use mgmt_api::RunRequest;
 use service_core::restart::RunEnd;
 use service_core::tenure::{PERMIT, Run, RunRefusal};
 use support::{Keeper, LIMIT, is_root, request};
 use sys::clock::monotonic_ns;
+use sys::presence::{self, Presence, PresenceSlot};
 
 const WEB: &str = "web/0";
 
@@ -26,7 +27,10 @@ fn script(text: &str) -> RunRequest {
 }
 
 fn standing(keeper: &Keeper) -> RunStanding {
-    let all = keeper.client.hold_runs(Vec::new(), 0, None).expect("listed");
+    of_web(keeper.client.hold_runs(Vec::new(), 0, None).expect("listed"))
+}
+
+fn of_web(all: Vec<RunStanding>) -> RunStanding {
     all.into_iter().find(|one| one.instance == WEB).expect("it is known")
 }
 
@@ -115,6 +119,43 @@ fn run_is_held_as_long_as_it_is_permitted_and_no_longer() {
     assert!(took >= PERMIT - Duration::from_millis(50), "{took:?}");
     assert_eq!(standing(&keeper).end, Some(RunEnd::Lost));
     println!("ended {:?} after its permit was over", took.saturating_sub(PERMIT));
+}
+
+/// Daemons of a node follow one another, and one that begins asks before it knows what it permits.
+#[test]
+fn run_goes_on_while_its_node_is_heard_whichever_daemon_asks_but_not_without_a_permit() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let watch = PresenceWatch { path: keeper.dir.path().join("presence"), incarnation: 7 };
+    let mut slot = PresenceSlot::new(presence::open_slot(&watch.path).expect("made"), 0);
+    let mut heard_for = |time: Duration| {
+        let until = Instant::now() + time;
+        while Instant::now() < until {
+            let there = Presence { incarnation: 7, there_ns: monotonic_ns(), is_alone: false };
+            slot.say(there).expect("said");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let permits = || vec![Permit { instance: WEB.to_owned(), epoch: 4 }];
+    let hold = |permits: Vec<Permit>| keeper.client.hold_runs(permits, 0, Some(watch.clone())).expect("held");
+    heard_for(Duration::from_millis(20));
+    keeper.client.begin_run(WEB, run(4, 1), after(PERMIT), &script("exec sleep 1000")).expect("begun");
+    // At any moment of a permit's time.
+    for _ in 0..12 {
+        hold(permits());
+        heard_for(Duration::from_millis(230));
+        hold(Vec::new());
+        heard_for(Duration::from_millis(100));
+    }
+    hold(permits());
+    heard_for(PERMIT * 2);
+    assert!(of_web(hold(permits())).is_held);
+    hold(Vec::new());
+    let last = Instant::now();
+    heard_for(PERMIT + Duration::from_millis(300));
+    assert!(!of_web(hold(Vec::new())).is_held, "a daemon that is there is obeyed ({:?})", last.elapsed());
 }
 
 #[test]

@@ -163,7 +163,7 @@ impl Worker {
     fn turn(&mut self, services: &BTreeMap<String, ServiceView>, record: &DcRecord) -> Instant {
         let runs = record.desired == Desired::Running;
         let has_work = !self.entries.is_empty() || services.values().any(|view| self.concerns(view));
-        let standings = match self.standings() {
+        let standings = match self.standings(services, runs) {
             Ok(standings) => standings,
             Err(KeeperError::NotThere { .. }) => {
                 // Nothing of it is here, and nothing begins before there is another keeper.
@@ -228,15 +228,22 @@ impl Worker {
     }
 
     /// Extends the permits of what may go on, and asks how everything stands.
-    fn standings(&mut self) -> Result<Vec<RunStanding>, KeeperError> {
+    fn standings(
+        &mut self,
+        services: &BTreeMap<String, ServiceView>,
+        runs: bool,
+    ) -> Result<Vec<RunStanding>, KeeperError> {
         if self.keeper.is_none() {
             self.keeper = Some(self.connect()?);
         }
-        let permits: Vec<Permit> = self
-            .entries
-            .iter()
-            .map(|((name, index), entry)| Permit { instance: instance(name, *index), epoch: entry.epoch })
-            .collect();
+        let mut epochs: BTreeMap<Key, u64> = BTreeMap::new();
+        if runs {
+            // A daemon that begins has no life yet of what its keeper holds.
+            epochs.extend(self.placed_here(services).into_iter().map(|(key, (_, stored))| (key, stored.epoch)));
+        }
+        epochs.extend(self.entries.iter().map(|(key, entry)| (key.clone(), entry.epoch)));
+        let permit = |((name, index), epoch): (Key, u64)| Permit { instance: instance(&name, index), epoch };
+        let permits = epochs.into_iter().map(permit).collect();
         let until = self.common.assurance.until_ns();
         let Some(keeper) = &self.keeper else { return Ok(Vec::new()) };
         let presence = PresenceWatch {
@@ -265,16 +272,7 @@ impl Worker {
     /// One life for each instance that stands here, and an end for each that does not any more.
     fn follow(&mut self, services: &BTreeMap<String, ServiceView>, standings: &[RunStanding], runs: bool) {
         let now = Instant::now();
-        let own = self.context().config.node.clone();
-        let verdict = self.context().verdicts.read().get(&own).copied().unwrap_or(0);
-        let mut here = BTreeMap::new();
-        for (name, view) in services {
-            for (index, stored) in view.record.instances.iter().enumerate() {
-                if may_hold(&stored.decided(), &own, verdict) {
-                    here.insert((name.clone(), index), (view, stored));
-                }
-            }
-        }
+        let here = self.placed_here(services);
         for (key, (view, stored)) in &here {
             self.keep(key, view, stored, standings, runs, now);
         }
@@ -283,6 +281,19 @@ impl Worker {
         for key in gone {
             self.end(&key, standings, now);
         }
+    }
+
+    /// What this node may hold.
+    fn placed_here<'a>(
+        &self,
+        services: &'a BTreeMap<String, ServiceView>,
+    ) -> BTreeMap<Key, (&'a ServiceView, &'a StoredInstance)> {
+        let own = &self.context().config.node;
+        let verdict = self.context().verdicts.read().get(own).copied().unwrap_or(0);
+        let instances = services.iter().flat_map(|(name, view)| {
+            view.record.instances.iter().enumerate().map(move |(index, stored)| ((name.clone(), index), (view, stored)))
+        });
+        instances.filter(|(_, (_, stored))| may_hold(&stored.decided(), own, verdict)).collect()
     }
 
     fn keep(
