@@ -167,7 +167,7 @@ operations! {
 
     /// `O_TRUNC` truncates and leaves `time_ns` (0: times stay).
     OPEN = 28: once Open {
-        /// [`KILL_SUID`].
+        /// [`KILL_SUID`], [`BEHIND`].
         marks: u16,
         ino: u64,
         /// open(2)'s.
@@ -316,6 +316,8 @@ words! {
     enum Waits: u64 {
         No = 0,
         Yes = 1,
+        /// The client set it before it told ([`UNLOCKED`]): it waits for nobody.
+        Kept = 2,
     }
 }
 
@@ -387,7 +389,8 @@ pub const APPEND: u16 = 1;
 /// has been asked for its lease, such writes come before whatever change the lease was asked for.
 pub const LATE: u16 = 2;
 /// Flag of [`Write`]: its program was answered earlier, while the session had the inode exclusively. Such a change
-/// comes before whatever the client was asked for. [`valid::BEHIND`] says the same of [`Setattr`].
+/// comes before whatever the client was asked for. [`valid::BEHIND`] says the same of [`Setattr`]. [`Open`] with it
+/// waits for nobody who may have the inode exclusively: the client opens it for a lock that it kept ([`UNLOCKED`]).
 pub const BEHIND: u16 = 4;
 /// Flag of [`Write`]: its program was answered earlier, but others may have had the inode since: it comes when it
 /// comes. Its room was kept back, as that of the others was.
@@ -415,14 +418,18 @@ pub const DELEGATES: u64 = 4;
 /// Flag of [`Unlink`] and [`Rename`]: the client has files open of which it has not told ([`DELEGATES`]). When the last
 /// name goes of one that may be among them, the reply has a handle through which it stays.
 pub const DELEGATED: u16 = 1 << 8;
-/// Bit of `results[3]` of [`CreateFile`], [`Write`] and [`Setattr`], beside [`LEASE`]: nobody else keeps anything of
-/// the regular file or has it open, and whoever looks waits until the client said [`Told`]. Until it is asked the
-/// client may answer programs that write or change attributes before it tells the server, as long as the server has
-/// [`ROOM`].
+/// Bit of `results[3]` of [`CreateFile`], [`Write`], [`Setattr`], [`Setlk`] and [`UnlockOwner`], beside [`LEASE`]:
+/// nobody else keeps anything of the regular file or has it open, and whoever looks waits until the client said
+/// [`Told`]. Until it is asked the client may answer programs that write or change attributes before it tells the
+/// server, as long as the server has [`ROOM`].
 pub const EXCLUSIVE: u64 = 8;
 /// Bit of `results[3]` of the same: what the client has not told yet has room, if it is at most [`BEHIND_BYTES_MAX`]
 /// and [`BEHIND_COUNT_MAX`] changes. An answer without it: nothing more is to be changed before it is told.
 pub const ROOM: u64 = 16;
+/// Bit of `results[3]` of [`Setlk`] and [`UnlockOwner`], beside [`EXCLUSIVE`]: nobody has a lock of the file. Until it
+/// is asked to tell the client may keep the file's locks itself: whoever wants one has to open the file first. It tells
+/// of those that are held with [`Setlk`] before [`Told`].
+pub const UNLOCKED: u64 = 32;
 /// Bytes that a client may have written without having told of them.
 pub const BEHIND_BYTES_MAX: usize = 1 << 20;
 /// The same of changes.

@@ -9,6 +9,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use file_locks::Held;
 use vos_api::fs::{self, Attr, BEHIND_BYTES_MAX, BEHIND_COUNT_MAX, FILE_BYTES_MAX, SetAttr, valid};
 
 const BLOCK: u64 = 4096;
@@ -21,8 +22,13 @@ const TELL_BYTES_MAX: usize = abi::limits::TRANSFER_BYTES_MAX as usize;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
-    Write { offset: u64, bytes: Vec<u8> },
+    Write {
+        offset: u64,
+        bytes: Vec<u8>,
+    },
     Set(SetAttr),
+    /// A lock that was kept here ([`crate::kept`]).
+    Lock(Held),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -43,7 +49,7 @@ impl Change {
     pub fn len(&self) -> usize {
         match self {
             Change::Write { bytes, .. } => bytes.len(),
-            Change::Set(_) => 0,
+            Change::Set(_) | Change::Lock(_) => 0,
         }
     }
 
@@ -51,7 +57,7 @@ impl Change {
     pub fn answer(&self) -> Answer {
         match self {
             Change::Write { bytes, .. } => Answer::Bytes(bytes.len() as u32),
-            Change::Set(_) => Answer::Attributes,
+            Change::Set(_) | Change::Lock(_) => Answer::Attributes,
         }
     }
 
@@ -72,6 +78,7 @@ impl Change {
                 attr.mtime_ns = time_ns.into();
                 attr.ctime_ns = time_ns.into();
             }
+            Change::Lock(_) => return None,
             Change::Set(wanted) => {
                 let has = |bit| wanted.valid.get() & bit != 0;
                 if has(valid::BYTES) || has(valid::CTIME) {
@@ -92,6 +99,10 @@ impl Change {
             }
         }
         Some(attr)
+    }
+
+    pub fn is_lock(&self) -> bool {
+        matches!(self, Change::Lock(_))
     }
 
     /// Adds what follows, if both can be told as one.
@@ -149,12 +160,21 @@ struct Chain {
     trust: Trust,
 }
 
+impl Chain {
+    /// Whether the inode is another one once it is told.
+    fn changes(&self) -> bool {
+        self.promises.iter().any(|promise| !promise.change.is_lock())
+    }
+}
+
 #[derive(Default)]
 pub struct Behind {
     chains: HashMap<u64, Chain>,
     last_id: u64,
     bytes: usize,
     count: usize,
+    /// Inodes with other promises than locks.
+    changed: usize,
     /// Inodes of which something can be told, or asked.
     ready: VecDeque<u64>,
     /// Requests that a dead gate had promised and perhaps not answered.
@@ -183,9 +203,14 @@ impl Behind {
         self.chains.is_empty()
     }
 
-    /// Inodes of which something is promised.
-    pub fn len(&self) -> usize {
-        self.chains.len()
+    /// Inodes of which something is promised that changes them.
+    pub fn changed_count(&self) -> usize {
+        self.changed
+    }
+
+    /// Whether locks of the inode are being told.
+    pub fn has_locks(&self, ino: u64) -> bool {
+        self.chains.get(&ino).is_some_and(|chain| chain.promises.iter().any(|promise| promise.change.is_lock()))
     }
 
     pub fn has(&self, ino: u64) -> bool {
@@ -209,7 +234,8 @@ impl Behind {
 
     /// When the oldest promise was made that is not told.
     pub fn oldest_ns(&self) -> Option<u64> {
-        self.chains.values().filter_map(|chain| chain.promises.front()).map(|promise| promise.time_ns).min()
+        let fronts = self.chains.values().filter_map(|chain| chain.promises.front());
+        fronts.filter(|promise| !promise.change.is_lock()).map(|promise| promise.time_ns).min()
     }
 
     /// Bytes and changes that were not told.
@@ -242,11 +268,15 @@ impl Behind {
 
     pub fn add(&mut self, promise: Promise) {
         let ino = promise.ino;
-        self.last_id = self.last_id.max(promise.id);
+        let is_lock = promise.change.is_lock();
+        if !is_lock {
+            self.last_id = self.last_id.max(promise.id);
+        }
         self.bytes += promise.change.len();
         self.count += 1;
         let new = || Chain { promises: VecDeque::new(), telling: 0, trust: Trust::Exclusive };
         let chain = self.chains.entry(ino).or_insert_with(new);
+        self.changed += usize::from(!is_lock && !chain.changes());
         chain.promises.push_back(promise);
         if chain.promises.len() == 1 {
             self.ready.push_back(ino);
@@ -267,10 +297,21 @@ impl Behind {
         self.chains.get(&ino)?.promises.front().map(|promise| promise.id)
     }
 
+    /// Promises under whose numbers a dead gate may have been telling.
+    pub fn claims(&self) -> Vec<u64> {
+        let of = |chain: &Chain| {
+            let (locks, first) = (chain.promises.iter().filter(|it| it.change.is_lock()), chain.promises.front());
+            locks.chain(first).map(|promise| promise.id).collect::<Vec<_>>()
+        };
+        self.chains.values().flat_map(of).collect()
+    }
+
     /// What to do for an inode; `count`: so many are told together, if a gate before this one did so.
     pub fn next(&self, ino: u64, count: Option<usize>) -> Option<Next> {
         let chain = self.chains.get(&ino).filter(|chain| chain.telling == 0)?;
-        if chain.trust == Trust::Suspect {
+        // Of locks others say whether they are in the way.
+        let is_lock = chain.promises.front().is_some_and(|promise| promise.change.is_lock());
+        if chain.trust == Trust::Suspect && !is_lock {
             return Some(Next::Look);
         }
         let mut promises = chain.promises.iter().take(count.unwrap_or(usize::MAX));
@@ -292,6 +333,12 @@ impl Behind {
         if let Some(chain) = self.chains.get_mut(&ino) {
             chain.telling = count;
         }
+    }
+
+    /// What was being told has a further step.
+    pub fn goes_on(&mut self, ino: u64) {
+        self.began(ino, 0);
+        self.again(ino);
     }
 
     /// What was being told is through. Answers those promises; the chain is over when none is left.
@@ -331,7 +378,9 @@ impl Behind {
 
     fn take(&mut self, ino: u64, count: usize) -> Vec<Promise> {
         let Some(chain) = self.chains.get_mut(&ino) else { return Vec::new() };
+        let did_change = chain.changes();
         let taken: Vec<Promise> = chain.promises.drain(..count).collect();
+        self.changed -= usize::from(did_change && !chain.changes());
         self.count -= taken.len();
         self.bytes -= taken.iter().map(|promise| promise.change.len()).sum::<usize>();
         if chain.promises.is_empty() {
@@ -340,6 +389,22 @@ impl Behind {
             self.ready.push_back(ino);
         }
         taken
+    }
+
+    /// The session has lost its locks, and nothing is being told.
+    pub fn lose_locks(&mut self) -> Vec<(u64, Held)> {
+        let mut lost = Vec::new();
+        for (ino, chain) in &mut self.chains {
+            chain.promises.retain(|promise| {
+                if let Change::Lock(held) = promise.change {
+                    lost.push((*ino, held));
+                }
+                !promise.change.is_lock()
+            });
+        }
+        self.chains.retain(|_, chain| !chain.promises.is_empty());
+        self.count -= lost.len();
+        lost
     }
 
     /// A promise was not kept.

@@ -64,6 +64,8 @@ struct Lease {
     delegates: bool,
     /// They may change it before the server is told.
     is_exclusive: bool,
+    /// And nobody has a lock of it that this gate does not keep.
+    is_unlocked: bool,
 }
 
 pub struct Cache {
@@ -114,8 +116,10 @@ impl Cache {
         if self.leases.len() >= LEASES_MAX && !self.leases.contains_key(&ino) {
             self.lost();
         }
-        let (pages, no_capability, is_bare, delegates, is_exclusive) = (Pages::Fresh, false, false, false, false);
-        self.leases.entry(ino).or_insert(Lease { pages, no_capability, is_bare, delegates, is_exclusive });
+        let (pages, no_capability, is_bare, delegates) = (Pages::Fresh, false, false, false);
+        let (is_exclusive, is_unlocked) = (false, false);
+        let new = Lease { pages, no_capability, is_bare, delegates, is_exclusive, is_unlocked };
+        self.leases.entry(ino).or_insert(new);
     }
 
     /// The lease of `ino` lets programs open it without the server's knowledge.
@@ -129,7 +133,19 @@ impl Cache {
     pub fn set_exclusive(&mut self, ino: u64, is_exclusive: bool) {
         if let Some(lease) = self.leases.get_mut(&ino) {
             lease.is_exclusive = is_exclusive;
+            lease.is_unlocked &= is_exclusive;
         }
+    }
+
+    /// Whether all its locks are those that this gate keeps.
+    pub fn set_unlocked(&mut self, ino: u64, is_unlocked: bool) {
+        if let Some(lease) = self.leases.get_mut(&ino) {
+            lease.is_unlocked = is_unlocked;
+        }
+    }
+
+    pub fn is_unlocked(&self, ino: u64) -> bool {
+        self.leases.get(&ino).is_some_and(|lease| lease.is_unlocked)
     }
 
     pub fn is_exclusive(&self, ino: u64) -> bool {

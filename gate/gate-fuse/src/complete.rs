@@ -112,7 +112,6 @@ impl Completer<'_> {
             _ => {}
         }
         match then {
-            Then::Next => return (FuseReply::Errno(0), After::Next),
             Then::Made { flags, key } => return self.made(ino, (flags, key), done),
             Then::Told { fh } => return self.told(ino, fh, fs::Opened::from(done.results).handle),
             Then::Write { bytes, append, offset } => return self.write(ino, (bytes, append, offset), done),
@@ -165,11 +164,11 @@ impl Completer<'_> {
         let results = done.results;
         Some(match then {
             Then::Empty
-            | Then::Next
             | Then::Told { .. }
             | Then::Stands
             | Then::Behind
             | Then::Looks
+            | Then::Opens { .. }
             | Then::Waits
             | Then::Made { .. }
             | Then::Removed { .. }
@@ -614,8 +613,11 @@ fn conflicting(data: &impl ReplyData) -> Option<kernel::LkOut> {
     if !data.copy_to(&mut bytes) {
         return None;
     }
-    let lock = fs::Lock::read_from_bytes(&bytes).ok()?;
+    fs::Lock::read_from_bytes(&bytes).ok().map(|lock| lk_out(&lock))
+}
+
+pub fn lk_out(lock: &fs::Lock) -> kernel::LkOut {
     let end = lock.end.get().min(i64::MAX as u64);
     let lk = kernel::FileLock { start: lock.start.get(), end, kind: lock.kind.get(), pid: lock.pid.get() };
-    Some(kernel::LkOut { lk })
+    kernel::LkOut { lk }
 }

@@ -21,10 +21,16 @@ pub struct Flight {
     pub changes: bool,
     /// Changes of extended attributes that this gate had submitted or seen complete before.
     pub xattr_changes: u64,
+    /// When the server was last asked for locks of the inode, this request included.
+    pub locks_asked: u64,
     /// Number in the session of a lock that waits.
     pub waiting_lock: Option<u64>,
     /// Bytes of the file that are read or written: the kernel may hold their pages locked.
     pub locked: Option<(u64, u64)>,
+    /// Of the bytes that this writes, those that were read meanwhile, and may be of before.
+    pub read_beside: Option<(u64, u64)>,
+    /// A write of bytes that this reads, which was under way when they were asked for, is through.
+    pub is_overtaken: bool,
     /// The request itself, when another step follows.
     pub request: Option<Vec<u8>>,
     /// Names that the request is about, with their directories. A change holds the locks of these directories.
@@ -74,8 +80,11 @@ impl Flight {
             step: 0,
             changes: false,
             xattr_changes: 0,
+            locks_asked: 0,
             waiting_lock: None,
             locked: None,
+            read_beside: None,
+            is_overtaken: false,
             request: None,
             names: Vec::new(),
             distrusts: false,
@@ -94,7 +103,24 @@ impl Flight {
     }
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Moves {
+    Reads,
+    Writes,
+}
+
 impl Flight {
+    /// Which of these bytes it reads, or writes.
+    fn common(&self, moves: Moves, ino: u64, (first, end): (u64, u64)) -> Option<(u64, u64)> {
+        let does = match self.then {
+            Then::Read { .. } => moves == Moves::Reads,
+            Then::Write { .. } => moves == Moves::Writes,
+            _ => false,
+        };
+        let (from, to) = self.locked.filter(|_| does && self.ino == ino)?;
+        (first.max(from) < end.min(to)).then(|| (first.max(from), end.min(to)))
+    }
+
     /// Whether a name goes of which the server does not know that we may have opened what it leads to.
     fn is_blind(&self) -> bool {
         match self.then {
@@ -280,9 +306,42 @@ impl Flights {
         closing.any(|flight| matches!(flight.then, Then::Release { fh } if may_unlock(fh)))
     }
 
+    /// Whether a lock of `ino` is asked for, or given up.
+    pub fn is_locking(&self, ino: u64) -> bool {
+        let of_it = self.by_token.values().filter(|flight| flight.ino == ino);
+        of_it.into_iter().any(|flight| matches!(flight.then, Then::Lock { .. } | Then::Unlocked { .. }))
+    }
+
     /// Whether bytes of `ino` are being read or written.
     pub fn has_bytes(&self, ino: u64) -> bool {
         self.bytes.contains_key(&ino)
+    }
+
+    /// Whether any of these bytes are being written.
+    pub fn writes(&self, ino: u64, bytes: (u64, u64)) -> bool {
+        self.has_bytes(ino) && self.by_token.values().any(|flight| flight.common(Moves::Writes, ino, bytes).is_some())
+    }
+
+    /// These bytes were read.
+    pub fn were_read(&mut self, ino: u64, bytes: (u64, u64)) {
+        if !self.has_bytes(ino) {
+            return;
+        }
+        for flight in self.by_token.values_mut() {
+            let Some((first, end)) = flight.common(Moves::Writes, ino, bytes) else { continue };
+            let (from, to) = flight.read_beside.unwrap_or((first, end));
+            flight.read_beside = Some((first.min(from), end.max(to)));
+        }
+    }
+
+    /// These bytes were written.
+    pub fn were_written(&mut self, ino: u64, bytes: (u64, u64)) {
+        if !self.has_bytes(ino) {
+            return;
+        }
+        for flight in self.by_token.values_mut().filter(|flight| flight.common(Moves::Reads, ino, bytes).is_some()) {
+            flight.is_overtaken = true;
+        }
     }
 
     /// Whether a change of ours holds the lock of this directory.

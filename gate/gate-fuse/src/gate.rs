@@ -17,6 +17,7 @@ mod ahead;
 mod behind;
 mod interrupt;
 mod known;
+mod locks;
 mod opens;
 #[cfg(test)]
 mod tests;
@@ -28,7 +29,7 @@ use std::time::{Duration, Instant, SystemTime};
 use libvos::Fenced;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use vos_api::fs::{Attr, Events, Getattr, MKNOD, ROOT, Released, Waits};
+use vos_api::fs::{Attr, Events, Getattr, MKNOD, ROOT, Released, UNLOCKED, Waits};
 use vos_api::gates::GateFigures;
 use vos_api::session::Goodbye;
 use vos_api::{Class, Operation};
@@ -40,6 +41,7 @@ use crate::cache::{Cache, Keep, NAME_TIMEOUT, Use};
 use crate::complete::{self, After, Asked, Completer, FuseReply};
 use crate::flight::{Flight, Flights, Loser};
 use crate::init::{self, TRANSFER_BYTES};
+use crate::kept::KeptLocks;
 use crate::kernel::{self, InHeader, OutHeader, fopen, opcode};
 use crate::names::Names;
 use crate::notify::{self, JOBS_MAX, Job, News, Notifier};
@@ -189,6 +191,8 @@ pub struct Gate<B: Backend> {
     owed: Vec<u64>,
     /// What programs were answered and the server was not told.
     behind: Behind,
+    /// Locks that the server does not know of.
+    kept: KeptLocks,
     consent: behind::Consent,
     /// The server has room for more of that.
     has_room: bool,
@@ -244,6 +248,7 @@ impl<B: Backend> Gate<B> {
             pages: Vec::new(),
             owed: Vec::new(),
             behind: Behind::default(),
+            kept: KeptLocks::default(),
             consent: behind::Consent::default(),
             has_room: false,
             tells: 0,
@@ -421,7 +426,7 @@ impl<B: Backend> Gate<B> {
     /// Whether something is promised of an inode of which this gate does not know what it is: what a dead gate promised
     /// is told first.
     fn is_blind(&self) -> bool {
-        self.behind.len() > self.cache.memory.promised_count()
+        self.behind.changed_count() > self.cache.memory.promised_count()
     }
 
     /// Nobody goes on with the session of a tree that is gone, and others need not wait for what it held.
@@ -527,7 +532,8 @@ impl<B: Backend> Gate<B> {
                 return Ok(Handled::Done);
             }
         };
-        if self.answer_from_memory(&request)? || self.answer_promised(&request)? || self.promise(&request)? {
+        let is_answered = self.answer_from_memory(&request)? || self.answer_promised(&request)?;
+        if is_answered || self.promise(&request)? || self.lock_here(&request)? {
             self.counters.here += 1;
             return Ok(Handled::Done);
         }
@@ -539,12 +545,7 @@ impl<B: Backend> Gate<B> {
             self.deferred.push_back(Held { bytes: bytes.to_vec(), step });
             return Ok(Handled::Done);
         }
-        let has_locks = match request.body {
-            Body::Flush(head) => {
-                self.cache.may_have_locks(request.header.nodeid, head.lock_owner & !translate::FLOCK_OWNER)
-            }
-            _ => true,
-        };
+        let has_locks = self.closes_with_locks(&request)?;
         if let Some(errno) = self.failure(&request, has_locks) {
             return self.finish(request.header.unique, request.key(), -errno, &[]);
         }
@@ -655,7 +656,13 @@ impl<B: Backend> Gate<B> {
             Body::Read(head) => Some((head.offset, head.offset.saturating_add(u64::from(head.size)))),
             _ => None,
         };
+        // What is read beside a write of our own may be of before it, and would stay in the kernel.
+        let reads = locked.filter(|_| matches!(plan.then, Then::Read { .. }));
+        let is_beside = reads.is_some_and(|bytes| self.flights.writes(ino, bytes));
         self.xattr_changes += u64::from(plan.then == Then::Changed);
+        if matches!(plan.then, Then::Lock { .. }) {
+            self.kept.asks(ino);
+        }
         // When a dead gate asked it nobody knows.
         let directories = if is_repeated { Vec::new() } else { self.directories_after(request, time_ns) };
         let asked = self.cache.memory.now();
@@ -671,9 +678,10 @@ impl<B: Backend> Gate<B> {
             step,
             changes,
             xattr_changes: self.xattr_changes,
+            locks_asked: self.kept.asked(ino),
             waiting_lock: sequence.filter(|_| waits),
             locked,
-            request: has_more(plan.then).then(|| bytes.to_vec()),
+            request: (has_more(plan.then) || is_beside).then(|| bytes.to_vec()),
             names: names_of(request),
             thread: request.header.pid,
             ..Flight::new(unique, key, ino, plan.then)
@@ -753,6 +761,15 @@ impl<B: Backend> Gate<B> {
             return self.complete_left(&flight, done);
         }
         let now = Instant::now();
+        match (flight.then, flight.locked, &flight.request) {
+            (Then::Read { .. }, _, Some(bytes)) if flight.is_overtaken => {
+                self.held.push_front(Held { bytes: bytes.clone(), step: flight.step });
+                return Ok(());
+            }
+            (Then::Read { .. }, Some(bytes), _) => self.flights.were_read(flight.ino, bytes),
+            (Then::Write { .. }, Some(bytes), _) => self.flights.were_written(flight.ino, bytes),
+            _ => {}
+        }
         self.xattr_changes += u64::from(flight.then == Then::Changed);
         match (flight.names.as_slice(), flight.then) {
             ([(parent, name)], Then::Placed) => self.placed(*parent, name, done.status),
@@ -776,6 +793,12 @@ impl<B: Backend> Gate<B> {
         let (answer, after) = completer.finish(flight.ino, flight.then, done);
         if let Some(ino) = changed_file(&flight, done) {
             self.note_terms(ino, done.results);
+        }
+        if done.results[3] & UNLOCKED != 0 {
+            self.note_unlocked(&flight, done);
+        }
+        if matches!(flight.then, Then::Lock { .. }) {
+            self.kept.asks(flight.ino);
         }
         if let After::Stands { ino, handle } = after {
             self.stands(ino, handle);
@@ -809,14 +832,26 @@ impl<B: Backend> Gate<B> {
                 false => self.answer_behind(flight.key),
             };
         }
+        // What a gate before this one let be read beside it nobody knows.
+        let drops = after == After::DropBytes || flight.is_repeated && matches!(flight.then, Then::Write { .. });
+        let whole = flight.locked.filter(|(first, end)| drops && first < end);
+        if let (Some(beside), FuseReply::Bytes(bytes)) = (flight.read_beside, &answer) {
+            // Of what was read the write itself has nothing locked.
+            let late = Late { unique: flight.unique, data: bytes.clone(), ino: flight.ino, last: whole };
+            self.answers.insert(flight.key, late);
+            return match self.drop_pages(flight.ino, Some(beside), None, Some(flight.key)) {
+                true => Ok(()),
+                false => self.answer_behind(flight.key),
+            };
+        }
         match answer {
             FuseReply::Errno(errno) => self.answer(flight.unique, -errno, &[])?,
             FuseReply::Bytes(bytes) => self.answer(flight.unique, 0, &bytes)?,
             FuseReply::Data { bytes } => self.answer_data(flight.unique, &done.data, bytes)?,
         }
         self.state.answered(flight.key);
-        if after == After::DropBytes {
-            self.drop_pages(flight.ino, flight.locked.filter(|(first, end)| first < end), None, None);
+        if drops {
+            self.drop_pages(flight.ino, whole, None, None);
         }
         if flight.distrusts {
             for (parent, name) in flight.names {
@@ -903,6 +938,7 @@ impl<B: Backend> Gate<B> {
         }
         (self.events, self.probe) = (None, None);
         self.interrupt_promises();
+        self.lose_locks()?;
         self.recalls.reset();
         let everything = self.everything(None);
         self.give(everything);
@@ -1013,6 +1049,7 @@ impl<B: Backend> Gate<B> {
                 self.state.opens().untold()
             }
         };
+        self.tell_locks_of(&what);
         let promised = self.promised_of(&what);
         let is_told_early = !matches!(what, What::Name { .. });
         let mut begin = Begin {
@@ -1364,7 +1401,7 @@ fn random() -> u64 {
 
 /// Whether the request may be needed once more.
 fn has_more(then: Then) -> bool {
-    matches!(then, Then::Next | Then::Told { .. } | Then::Made { .. } | Then::Lookup | Then::Attr)
+    matches!(then, Then::Told { .. } | Then::Made { .. } | Then::Lookup | Then::Attr)
 }
 
 /// The regular file that a change was about, as its answer has it.

@@ -191,7 +191,6 @@ pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 /// The page was changed through a mapping, earlier.
 pub const WRITE_CACHE: u32 = 1;
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
-pub const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
 pub const LK_FLOCK: u32 = 1 << 0;
 
 pub mod notify {

@@ -20,6 +20,7 @@ mod dry;
 mod flight;
 mod gate;
 mod init;
+mod kept;
 pub mod kernel;
 mod memory;
 mod names;

@@ -8,11 +8,13 @@
 //! A journal slot is *in use* from [`State::note`] until [`State::answered`], or from the moment a new gate is
 //! sent its request again ([`State::claim`]). Other slots are history and may be overwritten.
 
+mod locks;
 mod promises;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
+use file_locks::Held;
 use rustix::io::Errno;
 use vos_api::gates::{FIGURES_AT, GateFigures};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -34,7 +36,7 @@ const TAKEN_AT: u64 = CACHED_AT + CACHED_INOS_MAX / 8;
 /// Requests that one gate may have taken from the kernel; more than it does.
 const TAKEN_SLOTS: usize = JOURNAL_SLOTS;
 const TAKEN_END: u64 = TAKEN_AT + (TAKEN_SLOTS * size_of::<u64>()) as u64;
-pub const STATE_BYTES: u64 = promises::END;
+pub const STATE_BYTES: u64 = locks::END;
 
 const _: () = assert!(size_of::<Head>() as u64 == FIGURES_AT);
 const _: () = assert!(FIGURES_AT + size_of::<GateFigures>() as u64 <= JOURNAL_AT);
@@ -181,6 +183,8 @@ pub struct State {
     shelf: promises::Shelf,
     /// What gates before this one had promised.
     inherited_promises: Vec<Promise>,
+    locks: locks::Shelf,
+    inherited_locks: Vec<(u64, Held)>,
 }
 
 impl State {
@@ -209,6 +213,8 @@ impl State {
             free_taken: Vec::new(),
             shelf: promises::Shelf::default(),
             inherited_promises: Vec::new(),
+            locks: locks::Shelf::default(),
+            inherited_locks: Vec::new(),
         };
         state.load_head()?;
         state.load_journal()?;
@@ -218,6 +224,7 @@ impl State {
         state.cached = cached;
         state.load_taken()?;
         state.load_promises()?;
+        state.load_locks()?;
         Ok(state)
     }
 

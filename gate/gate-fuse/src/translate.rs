@@ -5,9 +5,8 @@
 //! completion ([`Then`]).
 //!
 //! A request that takes two operations has steps; [`plan`] is asked for one step at a time, so that a new gate can go
-//! on with the second: the release of a file with an flock (step 0 unlocks, step 1 releases), a lock through a file
-//! that the server does not know to be open (it is told first), and a file that is made (opened in a second step if it
-//! was there, or came without a lease).
+//! on with the second: a lock through a file that the server does not know to be open (it is told first), and a file
+//! that is made (opened in a second step if it was there, or came without a lease).
 
 use abi::limits::TRANSFER_BYTES_MAX;
 use vos_api::fs::{
@@ -133,9 +132,7 @@ pub enum Then {
         waits: Waits,
     },
     Lseek,
-    /// Go on with the next step of the request.
-    Next,
-    /// The same, with a file that the server knows from now on.
+    /// Go on with the next step of the request, with a file that the server knows from now on.
     Told {
         fh: u64,
     },
@@ -143,6 +140,10 @@ pub enum Then {
     Stands,
     /// What programs were answered before is told.
     Behind,
+    /// The server has a file open from now on through which a lock was set that it is told of next.
+    Opens {
+        fh: u64,
+    },
     /// Whether others changed an inode of which something is promised.
     Looks,
     /// A request waits until promises are told.
@@ -257,7 +258,7 @@ fn plan_data<'a>(request: &Request<'a>, step: u32, context: &Context<'_>) -> Ste
             ask_for(write, size_of::<fs::Attr>() as u32, then)
         }
         Body::Statfs => ask(Statfs {}, Then::Statfs),
-        Body::Release(head) => release(ino, &head, step, context),
+        Body::Release(head) => release(ino, &head, context),
         Body::Fsync(_) | Body::Fsyncdir => ask(Fsync { ino }, Then::Empty),
         Body::Syncfs => ask(Fsync { ino: 0 }, Then::Empty),
         Body::Flush(head) if context.has_locks => {
@@ -326,6 +327,11 @@ pub fn look_after_set(ino: u64) -> Plan<'static> {
     plan_of(Getattr { marks: 0, ino }, 0, Then::Set)
 }
 
+/// Likewise: opens a file before the server is told of a lock that goes with it.
+pub fn open_for_lock(ino: u64, flags: u32) -> Plan<'static> {
+    plan_of(Open { marks: fs::BEHIND, ino, flags: flags_again(flags), time_ns: 0 }, 0, Then::Empty)
+}
+
 /// Likewise: opens a file for all of ours that the server was not told of.
 pub fn stand(ino: u64) -> Plan<'static> {
     plan_of(Open { marks: 0, ino, flags: 0, time_ns: 0 }, 0, Then::Stands)
@@ -338,18 +344,17 @@ fn flags_again(flags: u32) -> u64 {
     u64::from(flags & !ONCE & i32::MAX as u32)
 }
 
-fn is_delegated(state: &State, fh: u64) -> bool {
+pub fn is_delegated(state: &State, fh: u64) -> bool {
     state.handle(fh).is_some_and(|handle| handle.is_delegated())
 }
 
-fn release<'a>(ino: u64, head: &kernel::ReleaseIn, step: u32, context: &Context<'_>) -> Step<'a> {
+/// Locks that were set through the file go with it, whatever their owners are: a kernel says of the next file that it
+/// has the same owner, perhaps before it says that this one is closed.
+fn release<'a>(ino: u64, head: &kernel::ReleaseIn, context: &Context<'_>) -> Step<'a> {
     // A number that is not in the table: the predecessor of this gate had closed it and died before the answer.
     let Some(handle) = context.state.handle(head.fh) else { return Step::Answer(0) };
     if handle.is_delegated() {
         return Step::Own(Own::Release { fh: head.fh });
-    }
-    if step == 0 && head.release_flags & kernel::RELEASE_FLOCK_UNLOCK != 0 {
-        return ask(UnlockOwner { ino, owner: head.lock_owner | FLOCK_OWNER }, Then::Next);
     }
     ask(Release { ino, handle: handle.fs_handle }, Then::Release { fh: head.fh })
 }
@@ -480,7 +485,7 @@ fn copy_range<'a>(ino: u64, head: &kernel::CopyFileRangeIn, now: u64) -> Step<'a
     ask(copy, Then::Copy)
 }
 
-fn posix_owner(owner: u64) -> u64 {
+pub fn posix_owner(owner: u64) -> u64 {
     owner & !FLOCK_OWNER
 }
 
@@ -494,7 +499,7 @@ const UNLOCK: u32 = 2;
 /// The largest offset of the kernel means the end of the file.
 const KERNEL_END: u64 = i64::MAX as u64;
 
-fn lock(head: &kernel::LkIn) -> fs::Lock {
+pub fn lock(head: &kernel::LkIn) -> fs::Lock {
     let end = if head.lk.end >= KERNEL_END { u64::MAX } else { head.lk.end };
     fs::Lock {
         owner: lock_owner(head).into(),

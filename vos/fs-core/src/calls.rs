@@ -18,7 +18,7 @@ use crate::cache::Part;
 use crate::core::{Fs, Growth};
 use crate::error::Errno;
 use crate::leases::{Blocked, Change, Go, Look, Pages, Resume, Touch, When, Woken};
-use crate::locks::{Held, Table, UNLOCK};
+use crate::locks::{self, Held, LockTable, UNLOCK};
 use crate::model::{Inode, key2, tag};
 use crate::ops;
 use crate::sessions::{AWAY_MS_MAX, End, Mark, SharedAnswer};
@@ -55,6 +55,8 @@ pub struct Reply {
     pub lease: Vec<u64>,
     /// A regular file that was changed: the session may get it exclusively.
     pub changed: Option<u64>,
+    /// And nobody has a lock of it.
+    pub is_unlocked: bool,
     /// What the reply tells of and others have exclusively.
     pub untold: Vec<u64>,
 }
@@ -93,6 +95,15 @@ impl Reply {
     pub fn changes(mut self, ino: u64, inode: &Inode) -> Reply {
         self.changed = inode.is_file().then_some(ino);
         self
+    }
+
+    /// To a change of the locks of a file: when none is left its session may have the file exclusively.
+    pub fn of_locks(mut self, ino: u64, inode: &Inode, table: &LockTable) -> Reply {
+        if !table.is_empty() {
+            return self;
+        }
+        self.is_unlocked = true;
+        self.lease_on([ino]).changes(ino, inode)
     }
 }
 
@@ -149,8 +160,8 @@ impl Fs {
                 self.cancel_waiting(call.session, Some(cancel.sequence));
                 answer(Reply::default());
             }
-            Ok(Request::Setlk(_)) => self.begin_job(call, answer, Fs::run_setlk),
-            Ok(_) if api::class_of(call.op) == Some(Class::Once) => self.begin_change(call, answer),
+            Ok(Request::Setlk(_)) => self.begin_change(call, answer, Fs::run_setlk),
+            Ok(_) if api::class_of(call.op) == Some(Class::Once) => self.begin_change(call, answer, Fs::run_change),
             Ok(_) => self.begin_look(call, answer),
             Err(why) => answer(Reply::failed(why.into())),
         }
@@ -246,14 +257,14 @@ impl Fs {
         }
     }
 
-    /// What others have exclusively and this change reads, or opens, they have to tell of first.
-    fn begin_change(self: &Arc<Fs>, call: Call, answer: Responder) {
+    /// What others have exclusively and this change reads, opens or locks, they have to tell of first.
+    fn begin_change(self: &Arc<Fs>, call: Call, answer: Responder, run: fn(&Arc<Fs>, Arc<Job>)) {
         let session = call.session;
         let read = ops::read_by_change(self, &call).filter(|ino| self.leases.is_taken(session, *ino));
-        let Some(ino) = read else { return self.begin_job(call, answer, Fs::run_change) };
+        let Some(ino) = read else { return self.begin_job(call, answer, run) };
         let fs = self.clone();
         let resume = Box::new(move |go| match go {
-            Go::On => fs.begin_job(call, answer, Fs::run_change),
+            Go::On => fs.begin_job(call, answer, run),
             Go::Fenced => answer(Reply::failed(Errno::Stale)),
         });
         if let Err(resume) = self.leases.look(session, ino, Look::Told, self.now(), resume) {
@@ -303,7 +314,7 @@ impl Fs {
                 reply.results[3] |= api::LEASE | api::DELEGATES;
             }
             if terms.is_exclusive {
-                reply.results[3] |= api::EXCLUSIVE;
+                reply.results[3] |= api::EXCLUSIVE | if reply.is_unlocked { api::UNLOCKED } else { 0 };
             }
             reply.results[3] |= room;
             answer(reply);
@@ -404,10 +415,10 @@ impl Fs {
     fn give_up_flock(self: &Arc<Fs>, ino: u64, wanted: Held) -> Result<(), Errno> {
         let mut is_lost = false;
         self.transact_quietly(|txn| {
-            let mut table = Table::load(txn, ino)?;
+            let mut table = locks::load(txn, ino)?;
             is_lost = table.give_up(&wanted);
             if is_lost {
-                table.store(txn, ino);
+                locks::store(&table, txn, ino);
             }
             Ok(())
         })?;
@@ -430,15 +441,15 @@ impl Fs {
     }
 
     fn try_lock(self: &Arc<Fs>, job: &Arc<Job>, ino: u64, wanted: Held, parked: Option<u64>) {
-        let mut conflict: Option<Table> = None;
+        let mut conflict: Option<LockTable> = None;
         let mut is_taken = false;
         let result = job.transact(Growth::Grows, |txn| {
-            txn.inode(ino)?;
+            let inode = txn.inode(ino)?;
             // A request that was parked when its file was closed must not leave a lock behind.
             if wanted.handle != 0 && txn.get(&key2(tag::HANDLE, wanted.session, wanted.handle))?.is_none() {
                 return Err(Errno::BadHandle);
             }
-            let mut table = Table::load(txn, ino)?;
+            let mut table = locks::load(txn, ino)?;
             if wanted.kind != UNLOCK && table.conflict(&wanted).is_some() {
                 conflict = Some(table);
                 return Err(Errno::TryAgain);
@@ -449,8 +460,8 @@ impl Fs {
                 return Err(Errno::TryAgain);
             }
             table.set(wanted)?;
-            table.store(txn, ino);
-            Ok(Reply::default())
+            locks::store(&table, txn, ino);
+            Ok(Reply::default().of_locks(ino, &inode, &table))
         });
         match (result, parked, conflict) {
             (Ok(()), ..) => {
@@ -468,7 +479,7 @@ impl Fs {
         }
     }
 
-    fn lock_conflict(self: &Arc<Fs>, job: &Arc<Job>, parked: Option<u64>, table: &Table) {
+    fn lock_conflict(self: &Arc<Fs>, job: &Arc<Job>, parked: Option<u64>, table: &LockTable) {
         let Some(id) = parked else { return job.fail(Errno::TryAgain) };
         let outcome = self.waiting.lock().block(id, table);
         if let Err(errno) = outcome {

@@ -502,6 +502,16 @@ impl Leases {
         state.gone(session, now_ms)
     }
 
+    /// Whoever waits, to be forgotten.
+    pub fn abandon(&self) -> Vec<Resume> {
+        let mut state = self.state.lock();
+        let waiters = std::mem::take(&mut state.waiters).into_values().map(|waiter| waiter.resume);
+        let mut all: Vec<Resume> = waiters.collect();
+        all.extend(std::mem::take(&mut state.readers).into_iter().map(|reader| reader.resume));
+        all.extend(state.exclusive.abandon());
+        all
+    }
+
     /// After a restart: the session may hold anything. Events are numbered from `first` + 1 on, so that a client
     /// that lives on takes them for new. `writes_behind`: and anything exclusively.
     pub fn expect_everything(&self, session: u64, first: u64, writes_behind: bool, now_ms: u64) {

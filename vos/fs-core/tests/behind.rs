@@ -189,6 +189,48 @@ fn whoever_looks_waits_until_it_was_told_and_sees_it() {
     assert_eq!(more.try_recv().expect("an answer").results[3] & api::EXCLUSIVE, 0, "another has it open");
 }
 
+fn set_lock(client: &mut Client, ino: u64, waits: api::Waits, (kind, owner): (u32, u64)) -> Receiver<Reply> {
+    let lock = api::Lock { owner: owner.into(), start: 0.into(), end: 9.into(), kind: kind.into(), pid: 1.into() };
+    let call = client.change_call(api::SETLK, 0, [ino, waits as u64, 0], lock.as_bytes());
+    submit(&client.fs, call)
+}
+
+#[test]
+fn locks_of_what_one_session_has_are_its_own_until_somebody_opens_the_file_or_wants_one() {
+    const UNLOCKED: u64 = EXCLUSIVE | api::UNLOCKED;
+    let (kind, unlock) = (1, 2);
+    let (_, fs) = new();
+    let (mut own, mut other) = (behind(&fs, 7), behind(&fs, 8));
+    let (ino, _) = make(&mut own, "f");
+    let set = |own: &mut Client, kind, owner| {
+        set_lock(own, ino, api::Waits::No, (kind, owner)).try_recv().expect("an answer").results[3]
+    };
+    assert_eq!(set(&mut own, kind, 1), 0, "somebody has one");
+    assert_eq!(set(&mut own, kind, 2 | 1 << 63), 0);
+    assert_eq!(set(&mut own, unlock, 1), 0, "there is another");
+    assert_eq!(set(&mut own, unlock, 2 | 1 << 63), UNLOCKED);
+    let closed = own.change(api::UNLOCK_OWNER, 0, [ino, 1, 0], &[]);
+    assert_eq!(closed.results[3], UNLOCKED);
+    // It keeps one. The other's wait until that is told, which waits for nobody.
+    let opened = other.change_call(api::OPEN, 0, [ino, 0, 0], &[]);
+    let opened = submit(&fs, opened);
+    let wanted = set_lock(&mut other, ino, api::Waits::No, (kind, 1));
+    let asked = look(&other, api::GETLK, [ino, 0, 0], api::Lock::new_zeroed().as_bytes());
+    assert!([&opened, &wanted, &asked].into_iter().all(waits));
+    let through = own.change(api::OPEN, api::BEHIND, [ino, 0, 0], &[]);
+    assert_eq!(through.status, 0);
+    assert_eq!(set_lock(&mut own, ino, api::Waits::Kept, (kind, 1)).try_recv().expect("an answer").status, 0);
+    assert!([&opened, &wanted, &asked].into_iter().all(waits));
+    for (recall, ..) in events(&own) {
+        own.read_call(api::TOLD, [recall, 0, 0], &[]);
+    }
+    assert_eq!(opened.try_recv().expect("an answer").status, 0);
+    assert_eq!(wanted.try_recv().expect("an answer").status, 11, "it is had");
+    assert_eq!(asked.try_recv().expect("an answer").status, 0);
+    let last = set_lock(&mut own, ino, api::Waits::No, (unlock, 1)).try_recv().expect("an answer");
+    assert_eq!(last.results[3] & api::UNLOCKED, 0, "another has it open");
+}
+
 #[test]
 fn listing_waits_once_for_all_that_others_have_exclusively_and_can_be_kept() {
     let (_, fs) = new();

@@ -111,6 +111,16 @@ pub struct FsService {
     is_ticking: Arc<AtomicBool>,
     /// `None`: the daemon tells nothing.
     lost: Option<LostSeats>,
+    _parked: Parked,
+}
+
+/// What is parked has the file system, which has what is parked: it goes with the service.
+struct Parked(Arc<Fs>);
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        self.0.abandon();
+    }
 }
 
 impl FsService {
@@ -163,6 +173,7 @@ impl FsService {
             pool: pool_of_calls,
             is_renewing: AtomicBool::new(false),
         };
+        let parked = Parked(fs.clone());
         Ok(FsService {
             calls: Arc::new(calls),
             fs,
@@ -176,6 +187,7 @@ impl FsService {
             is_checkpointing: Arc::default(),
             is_ticking: Arc::default(),
             lost: None,
+            _parked: parked,
         })
     }
 

@@ -8,7 +8,9 @@
 //! change is under way that may be of the same inode, or when the server said that it has no room.
 
 use vos_api::Operation;
-use vos_api::fs::{self, Getattr, SETATTR, Setattr, Told, WRITE, Write, WritesBehind, valid};
+use vos_api::fs::{
+    self, Getattr, OPEN, SETATTR, SETLK, Setattr, Setlk, Told, WRITE, Waits, Write, WritesBehind, valid,
+};
 use zerocopy::IntoBytes;
 
 use super::{Backend, Gate, GateError, Held, IN_FLIGHT_MAX, Phase, now_ns};
@@ -20,7 +22,7 @@ use crate::kernel;
 use crate::notify;
 use crate::recall::What;
 use crate::request::{self, Body, Request};
-use crate::translate::{self, Then};
+use crate::translate::{self, Then, is_delegated};
 
 /// Chains that are told at a time, beside the requests of programs.
 const TELLS_MAX: usize = IN_FLIGHT_MAX / 4;
@@ -78,7 +80,7 @@ impl<B: Backend> Gate<B> {
     /// What an answer to a change of a regular file says of further ones.
     pub(super) fn note_terms(&mut self, ino: u64, results: [u64; 4]) {
         self.has_room = results[3] & fs::ROOM != 0;
-        self.cache.set_exclusive(ino, results[3] & fs::EXCLUSIVE != 0 && self.consent == Consent::Given);
+        self.cache.set_exclusive(ino, results[3] & fs::EXCLUSIVE != 0 && self.may_write_behind());
     }
 
     /// Answers a change that can be told later. `false`: it cannot.
@@ -196,6 +198,10 @@ impl<B: Backend> Gate<B> {
             | Body::Lseek(_)
             | Body::Setxattr { .. }
             | Body::Removexattr { .. } => of(ino),
+            // They have something to give up, or to ask, where the locks are.
+            Body::Setlk { .. } | Body::Getlk(_) | Body::Flush(_) | Body::Release(_) if self.behind.has_locks(ino) => {
+                Needs::Inode(ino)
+            }
             Body::Open(head) if head.flags & libc::O_TRUNC as u32 != 0 => of(ino),
             Body::Link { ino: target, .. } => of(target),
             Body::CopyFileRange(head) if self.behind.has(head.nodeid_out) => Needs::Inode(head.nodeid_out),
@@ -233,14 +239,28 @@ impl<B: Backend> Gate<B> {
             let Some(id) = self.behind.first(ino) else { continue };
             let key = promise_key(id);
             let noted = self.state.noted(key);
-            let submitted = match self.behind.next(ino, noted.map(|noted| noted.step as usize)) {
+            let count = noted.map(|noted| noted.step as usize).filter(|count| *count > 0);
+            let submitted = match self.behind.next(ino, count) {
                 None => continue,
+                Some(Next::Tell(Telling { change: Change::Lock(held), .. }))
+                    if is_delegated(&self.state, held.handle) =>
+                {
+                    let sequence = Some(self.state.note(key, 0, OPEN)?);
+                    let flags = self.state.handle(held.handle).map_or(0, |handle| handle.flags);
+                    let plan = translate::open_for_lock(ino, flags);
+                    let submitted = self.backend.submit(&Op::of(&plan.asked, plan.in_capacity, sequence));
+                    submitted.map(|token| (token, Then::Opens { fh: held.handle }, 1))
+                }
                 Some(Next::Look) => {
                     let asked = Getattr { marks: fs::BEHIND, ino }.encode();
                     self.backend.submit(&Op::of(&asked, ROOM_FOR_ATTR, None)).map(|token| (token, Then::Looks, 0))
                 }
                 Some(Next::Tell(telling)) => {
-                    let op = if matches!(telling.change, Change::Write { .. }) { WRITE } else { SETATTR };
+                    let op = match telling.change {
+                        Change::Write { .. } => WRITE,
+                        Change::Set(_) => SETATTR,
+                        Change::Lock(_) => SETLK,
+                    };
                     let sequence = Some(self.state.note(key, telling.count as u32, op)?);
                     let count = telling.count;
                     self.submit_telling(ino, telling, sequence).map(|token| (token, Then::Behind, count))
@@ -275,6 +295,11 @@ impl<B: Backend> Gate<B> {
                 let asked = Setattr { ino, time_ns, wanted }.encode();
                 self.backend.submit(&Op::of(&asked, ROOM_FOR_ATTR, sequence))
             }
+            Change::Lock(held) => {
+                let handle = self.state.handle(held.handle).map_or(0, |handle| handle.known_as());
+                let asked = Setlk { ino, waits: Waits::Kept, handle, lock: held.to_lock() }.encode();
+                self.backend.submit(&Op::of(&asked, 0, sequence))
+            }
         }
     }
 
@@ -283,13 +308,15 @@ impl<B: Backend> Gate<B> {
         self.tells = self.tells.saturating_sub(1);
         let ino = flight.ino;
         let told = self.behind.told(ino);
+        let is_lock = told.first().is_some_and(|promise| promise.change.is_lock());
         self.state.answered_once(flight.key)?;
         self.forget_promises(&told)?;
         match done.status {
+            0 if is_lock => {}
             0 => self.note_terms(ino, done.results),
             GONE => self.give_up(ino)?,
             errno => {
-                self.has_room = false;
+                self.has_room &= is_lock;
                 self.not_kept(ino, errno as i32);
             }
         }
@@ -297,6 +324,18 @@ impl<B: Backend> Gate<B> {
             let attr = attr_of(&done.data).filter(|_| done.status == 0 && self.cache.is_leased(ino));
             self.all_told(ino, attr.as_ref());
         }
+        Ok(())
+    }
+
+    /// The server has a file open, or not, through which a lock was set.
+    pub(super) fn opened_for_lock(&mut self, flight: &Flight, fh: u64, done: &Done<B::Data>) -> Result<(), GateError> {
+        if done.status != 0 {
+            return self.told(flight, done);
+        }
+        self.tells = self.tells.saturating_sub(1);
+        self.state.replace(fh, fs::Opened::from(done.results).handle)?;
+        self.state.answered_once(flight.key)?;
+        self.behind.goes_on(flight.ino);
         Ok(())
     }
 
@@ -335,7 +374,11 @@ impl<B: Backend> Gate<B> {
         if let Some(first) = over.first() {
             self.state.answered_once(promise_key(first.id))?;
         }
-        Ok(over.iter().try_for_each(|promise| self.state.forget_promise(promise.id))?)
+        let state = &mut self.state;
+        Ok(over.iter().try_for_each(|promise| match &promise.change {
+            Change::Lock(held) => state.forget_lock(promise.ino, held),
+            _ => state.forget_promise(promise.id),
+        })?)
     }
 
     fn not_kept(&mut self, ino: u64, errno: i32) {
@@ -388,10 +431,15 @@ impl<B: Backend> Gate<B> {
                 self.held.push_back(held);
             }
         }
-        for id in self.behind.inos().filter_map(|ino| self.behind.first(ino)) {
+        self.inherit_locks()?;
+        for id in self.behind.claims() {
             self.state.claim(promise_key(id));
         }
         Ok(())
+    }
+
+    pub(super) fn may_write_behind(&self) -> bool {
+        self.consent == Consent::Given
     }
 
     /// No answer comes to what was being told, and nobody waits for it any more.

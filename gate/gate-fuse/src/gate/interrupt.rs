@@ -109,7 +109,7 @@ impl<B: Backend> Gate<B> {
         let Some((token, flight)) = self.flights.by_key(key) else { return Ok(Handled::Done) };
         let Some(sequence) = flight.waiting_lock else {
             // Of a request with two operations the second would be lost; nobody waits for those anyway.
-            if !matches!(flight.then, Then::Next | Then::Release { .. }) {
+            if !matches!(flight.then, Then::Release { .. }) {
                 let (at, has_next) = (flight.since + PATIENCE, matches!(flight.then, Then::Told { .. }));
                 self.flights.leave_at(token, at);
                 if has_next {
@@ -169,7 +169,7 @@ impl<B: Backend> Gate<B> {
 
     /// The operation of a request that has its answer already.
     pub(super) fn complete_left(&mut self, flight: &Flight, done: &Done<B::Data>) -> Result<(), GateError> {
-        if !matches!(flight.then, Then::Behind | Then::Looks) {
+        if !matches!(flight.then, Then::Behind | Then::Looks | Then::Opens { .. }) {
             self.state.answered(flight.key);
         }
         match flight.then {
@@ -181,6 +181,7 @@ impl<B: Backend> Gate<B> {
             Then::Stands => return self.stood(flight, done),
             Then::Behind => return self.told(flight, done),
             Then::Looks => return self.looked(flight, done),
+            Then::Opens { fh } => return self.opened_for_lock(flight, fh, done),
             Then::Told { fh } if done.status == 0 => {
                 match self.state.handle(fh) {
                     Some(_) => self.state.replace(fh, done.results[0])?,

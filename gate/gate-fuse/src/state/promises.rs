@@ -86,6 +86,8 @@ impl State {
                 let (block, bytes) = (blocks.start as u64, bytes.len() as u32);
                 Record { kind: WRITE, offset: *offset, bytes, block, ..record }
             }
+            // They have a place of their own.
+            Change::Lock(_) => return Ok(false),
             Change::Set(wanted) => {
                 let mut record = Record { kind: SET, ..record };
                 record.set.copy_from_slice(wanted.as_bytes());

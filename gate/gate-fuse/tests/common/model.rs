@@ -71,7 +71,8 @@ pub struct Model {
     next_ino: u64,
     next_handle: u64,
     clients: HashMap<Session, Client>,
-    locks: Vec<(u64, Session, Lock)>,
+    /// Inode, session, the handle they were set through.
+    locks: Vec<(u64, Session, u64, Lock)>,
     /// Operations executed, to compare with operations asked for.
     pub executed: u64,
     pub repeated: u64,
@@ -172,7 +173,7 @@ impl Model {
     }
 
     fn drop_held(&mut self, session: Session) {
-        self.locks.retain(|(_, owner, _)| *owner != session);
+        self.locks.retain(|(_, owner, ..)| *owner != session);
         for node in self.nodes.values_mut() {
             node.holders.remove(&session);
         }
@@ -347,9 +348,9 @@ impl Model {
                 }
                 Ok(reply([0; 4], answer.as_bytes().to_vec()))
             }
-            fs::SETLK => self.setlk(session, ino, second == 1, data),
+            fs::SETLK => self.setlk(session, ino, (second == 1, third), data),
             fs::UNLOCK_OWNER => {
-                self.locks.retain(|(at, who, lock)| !(*at == ino && *who == session && lock.owner.get() == second));
+                self.locks.retain(|(at, who, _, lock)| !(*at == ino && *who == session && lock.owner.get() == second));
                 Ok(Reply::default())
             }
             _ => Err(libc::ENOSYS),
@@ -592,6 +593,7 @@ impl Model {
         if opened != ino {
             return Err(libc::EBADF);
         }
+        self.locks.retain(|(_, who, through, _)| (*who, *through) != (session, handle));
         self.node(ino)?.opens -= 1;
         self.collect(ino);
         Ok(Reply::default())
@@ -691,8 +693,8 @@ impl Model {
         self.write(session, to, [target, time], 0, &data)
     }
 
-    fn conflict(&self, session: Session, ino: u64, wish: &Lock) -> Option<&(u64, Session, Lock)> {
-        self.locks.iter().find(|(at, who, lock)| {
+    fn conflict(&self, session: Session, ino: u64, wish: &Lock) -> Option<&(u64, Session, u64, Lock)> {
+        self.locks.iter().find(|(at, who, _, lock)| {
             let same_owner = *who == session && lock.owner == wish.owner;
             let same_family = lock.owner.get() >> 63 == wish.owner.get() >> 63;
             let overlaps = lock.start.get() <= wish.end.get() && wish.start.get() <= lock.end.get();
@@ -700,32 +702,32 @@ impl Model {
         })
     }
 
-    fn setlk(&mut self, session: Session, ino: u64, waits: bool, data: &[u8]) -> Answer {
+    fn setlk(&mut self, session: Session, ino: u64, (waits, handle): (bool, u64), data: &[u8]) -> Answer {
         let wish = Lock::read_from_bytes(data).map_err(|_| libc::EINVAL)?;
         if wish.kind.get() != 2 && self.conflict(session, ino, &wish).is_some() {
             // Who wants another kind of flock unlocks first, also when the second step fails (flock(2)).
             if wish.owner.get() >> 63 == 1 {
-                self.locks.retain(|(at, who, lock)| !(*at == ino && *who == session && lock.owner == wish.owner));
+                self.locks.retain(|(at, who, _, lock)| !(*at == ino && *who == session && lock.owner == wish.owner));
             }
             return Err(if waits { libc::EINPROGRESS } else { libc::EAGAIN });
         }
         let mut kept = Vec::new();
-        for (at, who, lock) in std::mem::take(&mut self.locks) {
+        for (at, who, through, lock) in std::mem::take(&mut self.locks) {
             if at != ino || who != session || lock.owner != wish.owner {
-                kept.push((at, who, lock));
+                kept.push((at, who, through, lock));
                 continue;
             }
             if lock.start.get() < wish.start.get() {
                 let end = lock.end.get().min(wish.start.get() - 1);
-                kept.push((at, who, Lock { end: end.into(), ..lock }));
+                kept.push((at, who, through, Lock { end: end.into(), ..lock }));
             }
             if lock.end.get() > wish.end.get() {
                 let start = lock.start.get().max(wish.end.get() + 1);
-                kept.push((at, who, Lock { start: start.into(), ..lock }));
+                kept.push((at, who, through, Lock { start: start.into(), ..lock }));
             }
         }
         if wish.kind.get() != 2 {
-            kept.push((ino, session, wish));
+            kept.push((ino, session, handle, wish));
         }
         self.locks = kept;
         Ok(Reply::default())

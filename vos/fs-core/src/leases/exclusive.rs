@@ -70,6 +70,10 @@ impl Exclusive {
         !self.parked.is_empty()
     }
 
+    pub fn abandon(&mut self) -> Vec<Resume> {
+        std::mem::take(&mut self.parked).into_iter().map(|parked| parked.resume).collect()
+    }
+
     /// What a session that is gone waits for.
     pub fn end_parked(&mut self, session: u64) -> Vec<Resume> {
         self.parked.extract_if(.., |parked| parked.session == session).map(|parked| parked.resume).collect()

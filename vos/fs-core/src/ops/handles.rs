@@ -13,7 +13,7 @@ use crate::core::{Fs, Growth};
 use crate::error::Errno;
 use crate::extents::Window;
 use crate::linger::Orphan;
-use crate::locks::Table;
+use crate::locks;
 use crate::log::RECORD_BYTES_MAX;
 use crate::model::{Inode, key, key1, key2, number_of, tag};
 use crate::ops::O_TRUNC;
@@ -81,10 +81,10 @@ pub(super) fn release(job: &Arc<Job>, Release { ino, handle }: Release) -> Resul
         }
         // The kernel tells nobody that a lock of an open file description ends with it, and has told of all others
         // before.
-        let mut table = Table::load(txn, ino)?;
+        let mut table = locks::load(txn, ino)?;
         has_unlocked = table.drop_handle(session, handle);
         if has_unlocked {
-            table.store(txn, ino);
+            locks::store(&table, txn, ino);
         }
         orphan = close(txn, session, handle)?;
         Ok(Reply::default())

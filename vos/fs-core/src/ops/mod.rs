@@ -19,7 +19,7 @@ use crate::calls::{Call, Job, Reply};
 use crate::core::{Fs, Growth};
 use crate::error::Errno;
 use crate::leases::{Look, Touch};
-use crate::locks::{Held, Table};
+use crate::locks::{self, Held, LockTable, UNLOCK};
 use crate::model::{Entry, Inode, key_name, key1, tag};
 use crate::ops::names::{Kind, Making};
 use crate::txn::checked;
@@ -84,7 +84,7 @@ pub(crate) fn looked_at(fs: &Fs, call: &Call) -> Option<(u64, Look)> {
             (it.ino, Look::Told)
         }
         Request::Getattr(it) => (it.ino, Look::Patient),
-        Request::Lseek(it) => (it.ino, Look::Told),
+        Request::Lseek(api::Lseek { ino, .. }) | Request::Getlk(Getlk { ino, .. }) => (ino, Look::Told),
         Request::Lookup(it) => (fs.read_entry(it.parent, it.name).ok()??.ino, Look::Hasty),
         _ => return None,
     };
@@ -93,10 +93,13 @@ pub(crate) fn looked_at(fs: &Fs, call: &Call) -> Option<(u64, Look)> {
     waits.then_some((ino, look))
 }
 
-/// An inode that a change does not touch and whose bytes or size it goes by, or that it opens.
+/// An inode that a change does not touch and whose bytes, size or locks it goes by, or that it opens.
 pub(crate) fn read_by_change(fs: &Fs, call: &Call) -> Option<u64> {
     match call.request().ok()? {
-        Request::Open(it) => Some(it.ino),
+        // Who had it exclusively says so, and waits for nobody.
+        Request::Open(it) => (it.marks & api::BEHIND == 0).then_some(it.ino),
+        // It may keep locks, and have begun to when this session had not opened the file yet.
+        Request::Setlk(it) => (it.waits != api::Waits::Kept).then_some(it.ino),
         Request::CopyRange(it) => Some(it.source),
         Request::CreateFile(it) => Some(fs.read_entry(it.parent, it.name.0).ok()??.ino),
         _ => None,
@@ -169,10 +172,10 @@ fn getlk(fs: &Fs, call: &Call, it: Getlk) -> Result<Reply, Errno> {
     let wanted = Held::new(call.session, 0, &it.lock)?;
     fs.read_inode(it.ino)?;
     let stored = fs.store.get(&key1(tag::LOCKS, it.ino))?;
-    let table = stored.map_or(Some(Table::default()), |bytes| Table::decode(&bytes)).ok_or(Errno::Io)?;
+    let table = stored.map_or(Some(LockTable::default()), |bytes| locks::decode(&bytes)).ok_or(Errno::Io)?;
     let answer = match table.conflict(&wanted) {
         Some(held) => held.to_lock(),
-        None => api::Lock { kind: crate::locks::UNLOCK.into(), ..wanted.to_lock() },
+        None => api::Lock { kind: UNLOCK.into(), ..wanted.to_lock() },
     };
     Ok(Reply::with_data([0; 4], answer.as_bytes().to_vec()))
 }
@@ -181,12 +184,13 @@ fn unlock_owner(job: &Arc<Job>, UnlockOwner { ino, owner }: UnlockOwner) -> Resu
     let session = job.call.session;
     let mut has_changed = false;
     job.transact(Growth::Shrinks, |txn| {
-        let mut table = Table::load(txn, ino)?;
+        let mut table = locks::load(txn, ino)?;
         has_changed = table.drop_owner(session, owner);
         if has_changed {
-            table.store(txn, ino);
+            locks::store(&table, txn, ino);
         }
-        Ok(Reply::default())
+        // Of one that is no more nobody has anything.
+        Ok(txn.inode(ino).map_or_else(|_| Reply::default(), |inode| Reply::default().of_locks(ino, &inode, &table)))
     })?;
     if has_changed {
         job.fs.log.drive();
