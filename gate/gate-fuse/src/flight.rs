@@ -31,7 +31,7 @@ pub struct Flight {
     pub read_beside: Option<(u64, u64)>,
     /// A write of bytes that this reads, which was under way when they were asked for, is through.
     pub is_overtaken: bool,
-    /// The request itself, when another step follows.
+    /// The request itself, when another step follows, or it may have to be asked once more.
     pub request: Option<Vec<u8>>,
     /// Names that the request is about, with their directories. A change holds the locks of these directories.
     pub names: Vec<(u64, Vec<u8>)>,

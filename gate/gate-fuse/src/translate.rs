@@ -9,6 +9,7 @@
 //! that is made (opened in a second step if it was there, or came without a lease).
 
 use abi::limits::TRANSFER_BYTES_MAX;
+use file_locks::{FLOCK, UNLOCK};
 use vos_api::fs::{
     self, CopyRange, CreateFile, Entries, Existing, Fallocate, Fsync, Getattr, Getlk, Getxattr, Link, Listxattr,
     Lookup, Lseek, Mkdir, Mknod, Open, PlaceFile, Read, Readdir, Readlink, Release, Removexattr, Rename, Rmdir,
@@ -21,9 +22,6 @@ use zerocopy::FromBytes;
 use crate::kernel::{self, InHeader, fattr};
 use crate::request::{Blocking, Body, Plus, Request};
 use crate::state::State;
-
-/// Marks an owner of flocks, see `vos_api::fs::Lock`.
-pub const FLOCK_OWNER: u64 = 1 << 63;
 
 #[derive(Debug, PartialEq)]
 pub enum Step<'a> {
@@ -486,15 +484,12 @@ fn copy_range<'a>(ino: u64, head: &kernel::CopyFileRangeIn, now: u64) -> Step<'a
 }
 
 pub fn posix_owner(owner: u64) -> u64 {
-    owner & !FLOCK_OWNER
+    owner & !FLOCK
 }
 
 fn lock_owner(head: &kernel::LkIn) -> u64 {
-    if head.lk_flags & kernel::LK_FLOCK != 0 { head.owner | FLOCK_OWNER } else { posix_owner(head.owner) }
+    if head.lk_flags & kernel::LK_FLOCK != 0 { head.owner | FLOCK } else { posix_owner(head.owner) }
 }
-
-/// `F_UNLCK`.
-const UNLOCK: u32 = 2;
 
 /// The largest offset of the kernel means the end of the file.
 const KERNEL_END: u64 = i64::MAX as u64;

@@ -10,21 +10,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use common::{Mounted, World, in_private_mounts};
-use rustix::fs::{Advice, fadvise, statvfs};
+use common::{World, hear, in_private_mounts, server};
+use rustix::fs::{Advice, fadvise};
 
 gate_processes!();
 
 const EIO: Option<i32> = Some(libc::EIO);
-
-fn server(world: &mut World) -> &mut common::real::Real {
-    world.real.as_mut().expect("the real server")
-}
-
-/// A gate that has just heard the server answers by itself for a second.
-fn hear(mounted: &Mounted) {
-    statvfs(&mounted.path).expect("statfs");
-}
 
 /// A file that only this node knows.
 fn make(path: &Path) -> File {

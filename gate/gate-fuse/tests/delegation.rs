@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{Mounted, World, in_private_mounts};
+use common::{Mounted, World, hear, in_private_mounts, server};
 use rustix::fs::{FlockOperation, flock, statvfs};
 
 gate_processes!();
@@ -17,19 +17,10 @@ gate_processes!();
 /// The kernel asks for names again after a second.
 const NAMES_EXPIRE: Duration = Duration::from_millis(1100);
 
-fn server(world: &mut World) -> &mut common::real::Real {
-    world.real.as_mut().expect("the real server")
-}
-
 /// Inodes that somebody claims.
 fn inodes(mounted: &Mounted) -> u64 {
     let space = statvfs(&mounted.path).expect("statfs");
     space.f_files - space.f_ffree
-}
-
-/// A gate that has just heard the server answers by itself for a second.
-fn hear(mounted: &Mounted) {
-    inodes(mounted);
 }
 
 /// What is closed behind programs' backs takes its time.

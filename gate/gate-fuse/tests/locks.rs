@@ -11,21 +11,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Mounted, World, in_private_mounts};
+use common::{World, hear, in_private_mounts, server};
 use file_locks::{Held, LockTable, READ, UNLOCK, WRITE};
-use rustix::fs::{FlockOperation, flock, statvfs};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 gate_processes!();
-
-fn server(world: &mut World) -> &mut common::real::Real {
-    world.real.as_mut().expect("the real server")
-}
-
-/// A gate that has just heard the server answers by itself for a second.
-fn hear(mounted: &Mounted) {
-    statvfs(&mounted.path).expect("statfs");
-}
 
 fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).expect("open")
@@ -33,17 +24,13 @@ fn open(path: &Path) -> File {
 
 /// A lock of an open file description, which is its own owner in any thread. Answers the errno.
 fn set(file: &File, command: i32, (kind, start, end): (u32, u64, u64)) -> Result<libc::flock, Option<i32>> {
-    let mut wanted: libc::flock = no_lock();
+    // SAFETY: plain numbers.
+    let mut wanted: libc::flock = unsafe { std::mem::zeroed() };
     (wanted.l_type, wanted.l_start) = (kind as i16, start as i64);
     wanted.l_len = if end == u64::MAX { 0 } else { (end - start + 1) as i64 };
     // SAFETY: the descriptor is open and the structure is ours.
     let done = unsafe { libc::fcntl(file.as_raw_fd(), command, &mut wanted) };
     if done == 0 { Ok(wanted) } else { Err(Error::last_os_error().raw_os_error()) }
-}
-
-fn no_lock() -> libc::flock {
-    // SAFETY: plain numbers.
-    unsafe { std::mem::zeroed() }
 }
 
 /// From here on the server lets the node keep locks of the file.

@@ -108,7 +108,7 @@ impl<B: Backend> Gate<B> {
     pub(super) fn interrupt(&mut self, key: u64) -> Result<Handled, GateError> {
         let Some((token, flight)) = self.flights.by_key(key) else { return Ok(Handled::Done) };
         let Some(sequence) = flight.waiting_lock else {
-            // Of a request with two operations the second would be lost; nobody waits for those anyway.
+            // Nobody waits until a file is closed.
             if !matches!(flight.then, Then::Release { .. }) {
                 let (at, has_next) = (flight.since + PATIENCE, matches!(flight.then, Then::Told { .. }));
                 self.flights.leave_at(token, at);

@@ -68,6 +68,16 @@ pub fn numbers(seed: u64) -> impl FnMut(usize) -> usize {
     }
 }
 
+/// The file server of a world that has the real one.
+pub fn server(world: &mut World) -> &mut real::Real {
+    world.real.as_mut().expect("the real server")
+}
+
+/// A gate that has just heard the server answers by itself for a second.
+pub fn hear(mounted: &Mounted) {
+    rustix::fs::statvfs(&mounted.path).expect("statfs");
+}
+
 /// Runs `test` on a thread in a mount namespace of its own. Without root nothing is tested, and said.
 ///
 /// Each test is a process of its own too. Whatever starts a program copies all open files of its process, and before
