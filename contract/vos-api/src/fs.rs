@@ -23,7 +23,7 @@
 //! alone. An inode without name and handle goes some seconds later, so that who has just looked its name up still finds
 //! it.
 
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::operation::{AfterNul, Empty, Measured, Prefixed, Third, in_data, operations, replies, words};
@@ -283,6 +283,22 @@ operations! {
     /// that they name, and has none of these exclusively any more. What it keeps in caches it may keep.
     TOLD = 50: repeatable Told { recall: u64 } -> Empty [];
 
+    /// Changes names of a directory that were changed before this was told, while the session had the directory
+    /// exclusively ([`EXCLUSIVE_NAMES`]): all of them, in order, or none.
+    NAMES = 51: once Names<'a> {
+        /// [`BEHIND`] or [`PROMISED`], as of [`Write`].
+        marks: u16,
+        parent: u64,
+        /// Of the last of them.
+        time_ns: u64,
+        /// [`NameChange`]s, at most [`BEHIND_COUNT_MAX`].
+        changes: &'a [u8],
+    } -> Empty [NoEntry, Exists, NotDirectory, IsDirectory, NoSpace, TooManyLinks, NameTooLong, NotEmpty, Gone];
+
+    /// Numbers for inodes that the client makes before it tells ([`Names`]). Each is good for one inode, of this
+    /// session or of a client that goes on with it.
+    NUMBERS = 52: repeatable Numbers {} -> Numbered [];
+
     /// Makes a whole regular file in one step.
     PLACE = 48: once PlaceFile<'a> {
         parent: u64,
@@ -376,6 +392,9 @@ replies! {
 
     Offset { offset };
 
+    /// `first` and those that follow.
+    Numbered { first, count };
+
     Conflict {} + Lock;
 
     EventCount { events };
@@ -430,6 +449,11 @@ pub const ROOM: u64 = 16;
 /// is asked to tell the client may keep the file's locks itself: whoever wants one has to open the file first. It tells
 /// of those that are held with [`Setlk`] before [`Told`].
 pub const UNLOCKED: u64 = 32;
+/// Bit of `results[3]` of what makes, removes or moves names: nobody else keeps anything of the directory, and whoever
+/// looks into it waits until the client said [`Told`]. Until it is asked the client may answer programs that make and
+/// remove names there before it tells the server ([`Names`]), as long as the server has [`ROOM`]. An inode that it makes
+/// so it has exclusively, and nobody has a lock of it; one that it removes so nobody else may have anything of.
+pub const EXCLUSIVE_NAMES: u64 = 64;
 /// Bytes that a client may have written without having told of them.
 pub const BEHIND_BYTES_MAX: usize = 1 << 20;
 /// The same of changes.
@@ -458,6 +482,55 @@ pub struct Lock {
     /// `F_RDLCK` 0, `F_WRLCK` 1, `F_UNLCK` 2.
     pub kind: U32,
     pub pid: U32,
+}
+
+/// One change of [`Names`]. Name and what follows it come behind, padded to 8 together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct NameChange {
+    /// What is made (one of [`Numbers`]), removed or moved.
+    pub ino: U64,
+    /// [`MAKES`], [`REMOVES`], [`MOVES`].
+    pub kind: U16,
+    pub name_bytes: U16,
+    /// [`MAKES`]: the bytes of a regular file, or a symbolic link's target. [`MOVES`]: the new name, in the same
+    /// directory.
+    pub more_bytes: U32,
+    /// When it was changed.
+    pub time_ns: U64,
+    /// Of what is made: as it is from the beginning, whatever the directory hands down.
+    pub mode: U32,
+    pub uid: U32,
+    pub gid: U32,
+    pub rdev: U32,
+    pub atime_ns: U64,
+    pub mtime_ns: U64,
+    pub ctime_ns: U64,
+}
+
+pub const MAKES: u16 = 1;
+pub const REMOVES: u16 = 2;
+pub const MOVES: u16 = 3;
+
+impl NameChange {
+    /// Adds a change to those of [`Names`].
+    pub fn push(&self, name: &[u8], more: &[u8], to: &mut Vec<u8>) {
+        let sizes = (u16::try_from(name.len()).unwrap_or(u16::MAX), u32::try_from(more.len()).unwrap_or(u32::MAX));
+        let head = NameChange { name_bytes: sizes.0.into(), more_bytes: sizes.1.into(), ..*self };
+        to.extend_from_slice(head.as_bytes());
+        to.extend_from_slice(name);
+        to.extend_from_slice(more);
+        to.resize(to.len().next_multiple_of(8), 0);
+    }
+
+    /// The first of several, with its name, what follows that, and the rest.
+    pub fn split(bytes: &[u8]) -> Option<(NameChange, &[u8], &[u8], &[u8])> {
+        let (head, rest) = NameChange::read_from_prefix(bytes).ok()?;
+        let (name_bytes, more_bytes) = (usize::from(head.name_bytes.get()), head.more_bytes.get() as usize);
+        let (both, rest) = rest.split_at_checked((name_bytes + more_bytes).next_multiple_of(8))?;
+        let (name, more) = both.split_at_checked(name_bytes)?;
+        Some((head, name, more.get(..more_bytes)?, rest))
+    }
 }
 
 /// How a program asks a gate for [`PlaceFile`]: an ioctl on the directory, which takes no lock of it, so that many
@@ -504,3 +577,4 @@ const _: () = assert!(size_of::<Attr>() == 72);
 const _: () = assert!(size_of::<SetAttr>() == 48);
 const _: () = assert!(size_of::<Create>() == 24);
 const _: () = assert!(size_of::<PlaceHead>() == 24);
+const _: () = assert!(size_of::<NameChange>() == 64);

@@ -3,7 +3,7 @@
 use vos_api::fs::{self, Create, Entries, Existing, Lock, SetAttr, Waits};
 use vos_api::operation::{AfterNul, Prefixed, Third};
 use vos_api::{Class, Encoded, Errno, Measured, Operation, Unreadable, disk, ds, session};
-use zerocopy::IntoBytes;
+use zerocopy::{FromZeros, IntoBytes};
 
 const CREATE: Create = Create { mode: le(0o100_644), uid: le(7), gid: le(8), rdev: le(9), time_ns: le64(10) };
 const LOCK: Lock = Lock { owner: le64(1), start: le64(2), end: le64(3), kind: le(1), pid: le(4) };
@@ -148,6 +148,25 @@ fn locks_and_events_lie_where_they_always_did() {
     check(fs::Released { recall: 2 }, (46, 0, [2, 0, 0], b""), Repeatable);
     check(fs::WritesBehind {}, (49, 0, [0; 3], b""), Repeatable);
     check(fs::Told { recall: 2 }, (50, 0, [2, 0, 0], b""), Repeatable);
+    check(fs::Numbers {}, (52, 0, [0; 3], b""), Repeatable);
+    let names = fs::Names { marks: fs::BEHIND, parent: 2, time_ns: 3, changes: b"changes" };
+    check(names, (51, 4, [2, 3, 0], b"changes"), Once);
+}
+
+#[test]
+fn changes_of_names_come_apart_as_they_were_put_together() {
+    let change = fs::NameChange { ino: le64(7), kind: fs::MAKES.into(), ..fs::NameChange::new_zeroed() };
+    let mut bytes = Vec::new();
+    change.push(b"name", b"target", &mut bytes);
+    change.push(b"", b"", &mut bytes);
+    assert_eq!(bytes.len(), 64 + 16 + 64);
+    let (head, name, more, rest) = fs::NameChange::split(&bytes).expect("a change");
+    assert_eq!((head.ino.get(), name, more), (7, &b"name"[..], &b"target"[..]));
+    let (_, name, more, rest) = fs::NameChange::split(rest).expect("another");
+    assert_eq!((name, more, rest), (&b""[..], &b""[..], &b""[..]));
+    for short in 0..64 + 16 {
+        assert!(fs::NameChange::split(&bytes[..short]).is_none(), "{short} bytes");
+    }
 }
 
 #[test]

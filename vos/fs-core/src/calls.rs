@@ -57,6 +57,8 @@ pub struct Reply {
     pub changed: Option<u64>,
     /// And nobody has a lock of it.
     pub is_unlocked: bool,
+    /// A directory whose names were changed: the same.
+    pub names_of: Option<u64>,
     /// What the reply tells of and others have exclusively.
     pub untold: Vec<u64>,
 }
@@ -94,6 +96,12 @@ impl Reply {
     /// To a change of a file that its session may have exclusively.
     pub fn changes(mut self, ino: u64, inode: &Inode) -> Reply {
         self.changed = inode.is_file().then_some(ino);
+        self
+    }
+
+    /// To a change of names of a directory that its session may have exclusively.
+    pub fn names_of(mut self, directory: u64) -> Reply {
+        self.names_of = Some(directory);
         self
     }
 
@@ -145,6 +153,7 @@ impl Fs {
                 let kept = self.keep_behind(call.session);
                 answer(kept.map_or_else(Reply::failed, |()| Reply::default()));
             }
+            Ok(Request::Numbers(_)) => answer(self.grant_numbers(call.session).unwrap_or_else(Reply::failed)),
             Ok(Request::Told(told)) => {
                 let woken = self.leases.told(call.session, told.recall);
                 answer(Reply::default());
@@ -228,6 +237,9 @@ impl Fs {
 
     /// Attributes are told under a lease: while changes of others are under way, whoever looks waits for them.
     fn begin_look(self: &Arc<Fs>, call: Call, answer: Responder) {
+        if let Some(directory) = ops::looked_into(&call).filter(|ino| self.leases.is_taken(call.session, *ino)) {
+            return self.after_told(directory, call, answer, Fs::begin_look);
+        }
         let Some((ino, look)) = ops::looked_at(self, &call) else {
             return self.run_read(call, answer, Patience::Left);
         };
@@ -237,6 +249,24 @@ impl Fs {
             Go::Fenced => answer(Reply::failed(Errno::Stale)),
         });
         if let Err(resume) = self.leases.look(session, ino, look, self.now(), resume) {
+            resume(Go::On);
+        }
+    }
+
+    /// Goes on when whoever has `ino` exclusively has told of it.
+    fn after_told(
+        self: &Arc<Fs>,
+        ino: u64,
+        call: Call,
+        answer: Responder,
+        go_on: impl FnOnce(&Arc<Fs>, Call, Responder) + Send + 'static,
+    ) {
+        let (session, fs) = (call.session, self.clone());
+        let resume = Box::new(move |go| match go {
+            Go::On => go_on(&fs, call, answer),
+            Go::Fenced => answer(Reply::failed(Errno::Stale)),
+        });
+        if let Err(resume) = self.leases.look(session, ino, Look::Told, self.now(), resume) {
             resume(Go::On);
         }
     }
@@ -260,15 +290,15 @@ impl Fs {
     /// What others have exclusively and this change reads, opens or locks, they have to tell of first.
     fn begin_change(self: &Arc<Fs>, call: Call, answer: Responder, run: fn(&Arc<Fs>, Arc<Job>)) {
         let session = call.session;
-        let read = ops::read_by_change(self, &call).filter(|ino| self.leases.is_taken(session, *ino));
-        let Some(ino) = read else { return self.begin_job(call, answer, run) };
-        let fs = self.clone();
-        let resume = Box::new(move |go| match go {
-            Go::On => fs.begin_job(call, answer, run),
-            Go::Fenced => answer(Reply::failed(Errno::Stale)),
-        });
-        if let Err(resume) = self.leases.look(session, ino, Look::Told, self.now(), resume) {
-            resume(Go::On);
+        let is_taken = |ino: &u64| self.leases.is_taken(session, *ino);
+        // What names lead to is known then.
+        if let Some(directory) = ops::directories_of(&call).into_iter().flatten().find(is_taken) {
+            return self
+                .after_told(directory, call, answer, move |fs, call, answer| fs.begin_change(call, answer, run));
+        }
+        match ops::read_by_change(self, &call).filter(is_taken) {
+            Some(ino) => self.after_told(ino, call, answer, move |fs, call, answer| fs.begin_job(call, answer, run)),
+            None => self.begin_job(call, answer, run),
         }
     }
 
@@ -306,15 +336,20 @@ impl Fs {
 
     /// The same of a change.
     fn deliver_change(&self, session: u64, mut reply: Reply, answer: Responder) {
-        let Some(ino) = reply.changed else { return self.deliver(session, reply, answer) };
+        if reply.changed.is_none() && reply.names_of.is_none() {
+            return self.deliver(session, reply, answer);
+        }
         let inos = std::mem::take(&mut reply.lease);
         let room = if self.has_room_behind() { api::ROOM } else { 0 };
-        self.leases.deliver_change(session, &inos, ino, |terms| {
+        self.leases.deliver_change(session, &inos, (reply.changed, reply.names_of), |terms| {
             if terms.is_held {
                 reply.results[3] |= api::LEASE | api::DELEGATES;
             }
             if terms.is_exclusive {
                 reply.results[3] |= api::EXCLUSIVE | if reply.is_unlocked { api::UNLOCKED } else { 0 };
+            }
+            if terms.has_names {
+                reply.results[3] |= api::EXCLUSIVE_NAMES;
             }
             reply.results[3] |= room;
             answer(reply);
@@ -361,6 +396,7 @@ impl Fs {
         let when = match job.call.request() {
             Ok(Request::Write(write)) if write.marks & api::BEHIND != 0 => When::Behind,
             Ok(Request::Setattr(it)) if it.wanted.valid.get() & api::valid::BEHIND != 0 => When::Behind,
+            Ok(Request::Names(names)) if names.marks & api::BEHIND != 0 => When::Behind,
             Ok(Request::Write(write)) if write.marks & api::LATE != 0 => When::Earlier,
             _ => When::Now,
         };

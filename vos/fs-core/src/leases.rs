@@ -797,7 +797,9 @@ impl State {
             if self.must_wait(&reader) {
                 self.readers.push(reader);
             } else {
-                if !self.is_asked(reader.session, reader.ino) {
+                // Who waited for nothing else may come beside a change.
+                let is_beside = reader.wish == Wish::Attributes(Look::Told) && self.places.contains_key(&reader.ino);
+                if !is_beside && !self.is_asked(reader.session, reader.ino) {
                     self.hold(reader.session, reader.ino);
                 }
                 woken.push((reader.resume, Go::On));

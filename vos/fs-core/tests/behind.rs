@@ -17,6 +17,8 @@ const FILE: u32 = 0o100_600;
 const ENOSPC: u32 = 28;
 const ESTALE: u32 = 116;
 const EXCLUSIVE: u64 = api::LEASE | api::DELEGATES | api::EXCLUSIVE | api::ROOM;
+/// What an answer says of names as well is for tests of names.
+const OF_FILES: u64 = !api::EXCLUSIVE_NAMES;
 
 fn open(device: &Arc<MemoryDevice>, seed: u64) -> Arc<Fs> {
     Fs::open(device.clone(), Options::inline(seed)).expect("the volume opens")
@@ -70,7 +72,11 @@ fn events(client: &Client) -> Vec<(u64, u64, u32)> {
 
 /// Makes a file, for which another gives back what it is asked for.
 fn make_beside(client: &mut Client, name: &str, other: Option<&Client>) -> (u64, u64) {
-    client.attr(1);
+    let attributes = look(client, api::GETATTR, [1, 0, 0], &[]);
+    if let Some(other) = other {
+        tell(other);
+    }
+    assert_eq!(attributes.try_recv().expect("an answer").status, 0);
     let call = client.change_call(api::CREATE, 0, [1, name.len() as u64, 1], &create_data(name, FILE, 1));
     let made = submit(&client.fs, call);
     if let Some(other) = other {
@@ -86,6 +92,12 @@ fn make(client: &mut Client, name: &str) -> (u64, u64) {
 
 fn bytes_of(reply: &Reply) -> Vec<u8> {
     reply.parts.iter().flat_map(|part| part.bytes().to_vec()).chain(reply.data.iter().copied()).collect()
+}
+
+fn tell(client: &Client) {
+    for (recall, ..) in events(client) {
+        client.read_call(api::TOLD, [recall, 0, 0], &[]);
+    }
 }
 
 fn give_back(client: &Client) {
@@ -107,12 +119,12 @@ fn file_that_nobody_else_has_is_given_exclusively_to_a_session_that_asked_for_th
     let (device, fs) = new();
     let (mut own, mut plain) = (behind(&fs, 7), Client::new(&fs, 8));
     let (ino, terms) = make(&mut own, "a");
-    assert_eq!(terms, EXCLUSIVE);
+    assert_eq!(terms & OF_FILES, EXCLUSIVE);
     assert_eq!(own.write(ino, 0, b"one", 2).results[3], EXCLUSIVE);
     let set = api::SetAttr { valid: (api::valid::MODE | api::valid::BEHIND).into(), ..api::SetAttr::new_zeroed() };
     assert_eq!(own.change(api::SETATTR, 0, [ino, 3, 0], set.as_bytes()).results[3], EXCLUSIVE);
     let made = own.make(api::MKDIR, 1, "d", 0o755, 4);
-    assert_eq!(made.results[3] & (api::EXCLUSIVE | api::ROOM), 0, "directories are for all");
+    assert_eq!(made.results[3] & api::EXCLUSIVE, 0, "that is said of files");
     let (_, terms) = make_beside(&mut plain, "b", Some(&own));
     assert_eq!(terms & api::EXCLUSIVE, 0, "it did not ask");
     drop((own, plain, fs));
@@ -141,10 +153,14 @@ fn whoever_looks_waits_until_it_was_told_and_sees_it() {
     for (number, (op, args, data)) in looks.into_iter().enumerate() {
         let name = format!("f{number}");
         let (ino, terms) = make(&mut own, &name);
-        assert_eq!(terms, EXCLUSIVE);
+        assert_eq!(terms & OF_FILES, EXCLUSIVE);
         let data = if op == api::LOOKUP { name.as_bytes() } else { data };
         let seen = look(&other, op, args(ino), data);
         assert!(waits(&seen), "operation {op}");
+        if op == api::LOOKUP {
+            // The directory comes first.
+            tell(&own);
+        }
         let asked = events(&own);
         assert!(asked.iter().any(|event| (event.1, event.2) == (ino, api::TELL)));
         let last = asked.iter().map(|event| event.0).max().expect("an event");
@@ -169,7 +185,7 @@ fn whoever_looks_waits_until_it_was_told_and_sees_it() {
     }
     // Changes, and what reads beside one.
     let (source, terms) = make_beside(&mut own, "source", Some(&other));
-    assert_eq!(terms, EXCLUSIVE);
+    assert_eq!(terms & OF_FILES, EXCLUSIVE);
     let target = make_beside(&mut other, "target", Some(&own)).0;
     let copy: Vec<u8> = [0u64, 0, 5000, 9].iter().flat_map(|word| word.to_le_bytes()).collect();
     let copied = other.change_call(api::COPY_RANGE, 0, [source, target, 0], &copy);
@@ -187,6 +203,193 @@ fn whoever_looks_waits_until_it_was_told_and_sees_it() {
     let more = submit(&fs, more);
     give_back(&other);
     assert_eq!(more.try_recv().expect("an answer").results[3] & api::EXCLUSIVE, 0, "another has it open");
+}
+
+/// Numbers for inodes.
+fn numbers(client: &Client) -> std::ops::Range<u64> {
+    let given = client.read_call(api::NUMBERS, [0; 3], &[]);
+    assert_eq!(given.status, 0);
+    given.results[0]..given.results[0] + given.results[1]
+}
+
+fn makes(ino: u64, mode: u32, time_ns: u64) -> api::NameChange {
+    let (time, mode) = (time_ns.into(), mode.into());
+    api::NameChange {
+        ino: ino.into(),
+        kind: api::MAKES.into(),
+        mode,
+        time_ns: time,
+        atime_ns: time,
+        mtime_ns: time,
+        ctime_ns: time,
+        ..api::NameChange::new_zeroed()
+    }
+}
+
+fn other_change(kind: u16, ino: u64, time_ns: u64) -> api::NameChange {
+    api::NameChange { kind: kind.into(), ..makes(ino, 0, time_ns) }
+}
+
+fn names_call(client: &mut Client, marks: u16, changes: &[(api::NameChange, &str, &[u8])]) -> Call {
+    let mut bytes = Vec::new();
+    changes.iter().for_each(|(change, name, more)| change.push(name.as_bytes(), more, &mut bytes));
+    let time_ns = changes.last().map_or(0, |(change, ..)| change.time_ns.get());
+    client.change_call(api::NAMES, marks, [1, time_ns, 0], &bytes)
+}
+
+fn name_behind(client: &mut Client, changes: &[(api::NameChange, &str, &[u8])]) -> Reply {
+    let call = names_call(client, api::BEHIND, changes);
+    client.fs.call(call)
+}
+
+#[test]
+fn names_of_a_directory_that_one_session_has_are_changed_together_or_not_at_all() {
+    let (device, fs) = new();
+    let mut own = behind(&fs, 7);
+    assert_eq!(make(&mut own, "old").1 & api::EXCLUSIVE_NAMES, api::EXCLUSIVE_NAMES);
+    let old = own.lookup(1, "old").expect("it is there");
+    let numbers = numbers(&own);
+    let [file, link, gone, directory] = [0, 1, 2, 3].map(|at| numbers.start + at);
+    let changes: [(api::NameChange, &str, &[u8]); 7] = [
+        (makes(file, FILE, 10), "file", b"content"),
+        (makes(link, 0o120_777, 11), "link", b"target"),
+        (makes(gone, FILE, 12), "gone", b"of no use"),
+        (makes(directory, 0o40_700, 13), "d", b""),
+        (other_change(api::REMOVES, gone, 14), "gone", b""),
+        (other_change(api::MOVES, file, 15), "file", b"moved"),
+        (other_change(api::REMOVES, old, 16), "old", b""),
+    ];
+    let call = names_call(&mut own, api::BEHIND, &changes);
+    let told = fs.call(call.clone());
+    let terms = api::LEASE | api::DELEGATES | api::EXCLUSIVE_NAMES | api::ROOM;
+    assert_eq!((told.status, told.results[3]), (0, terms));
+    assert_eq!(fs.call(call.clone()).status, 0, "once");
+    let look = |client: &Client| {
+        let mut names: Vec<(String, u64)> = client.list(1);
+        names.sort();
+        assert_eq!(names, [("d".to_owned(), directory), ("link".to_owned(), link), ("moved".to_owned(), file)]);
+        assert_eq!(client.read_all(file), b"content");
+        assert_eq!(client.read_call(api::READLINK, [link, 0, 0], &[]).data, b"target");
+        let attr = client.attr(file);
+        assert_eq!((attr.bytes.get(), attr.mtime_ns.get(), attr.ctime_ns.get()), (7, 10, 15));
+        let parent = client.attr(1);
+        assert_eq!((parent.links.get(), parent.mtime_ns.get(), parent.ctime_ns.get()), (3, 16, 16));
+        assert_eq!((client.attr(directory).links.get(), client.attr(directory).ino.get()), (2, directory));
+    };
+    look(&own);
+    // One that cannot be: none of the others either.
+    let refused: [(api::NameChange, &str, &[u8]); 6] = [
+        (makes(file, FILE, 20), "again", b""),
+        (makes(numbers.end + 5, FILE, 20), "never given", b""),
+        (makes(numbers.start + 9, FILE, 20), "moved", b""),
+        (other_change(api::REMOVES, old, 20), "old", b""),
+        (other_change(api::REMOVES, old, 20), "moved", b""),
+        (other_change(api::MOVES, file, 20), "moved", b"d"),
+    ];
+    for (number, change) in refused.into_iter().enumerate() {
+        let first = (makes(numbers.start + 10, FILE, 20), "first", &b"bytes"[..]);
+        assert_ne!(name_behind(&mut own, &[first, change]).status, 0, "change {number}");
+        look(&own);
+    }
+    let malformed = [&b"short"[..], &[0xff; 64], &[0xff; 4096]];
+    for bytes in malformed {
+        assert_eq!(own.change(api::NAMES, api::BEHIND, [1, 0, 0], bytes).status, 22);
+    }
+    fs.checkpoint().expect("a checkpoint");
+    drop((own, fs));
+    let fs = open(&device, 2);
+    fs.open_session(7, 0).expect("the session goes on");
+    assert_eq!(fs.call(call).status, 0, "once, over restarts");
+    let own = Client { fs, session: 7, sequence: 100 };
+    look(&own);
+    assert!(numbers_do_not_overlap(&own, numbers));
+}
+
+fn numbers_do_not_overlap(client: &Client, before: std::ops::Range<u64>) -> bool {
+    numbers(client).start >= before.end
+}
+
+#[test]
+fn whoever_looks_into_a_directory_waits_until_its_names_were_told() {
+    let (_, fs) = new();
+    let (mut own, mut other) = (behind(&fs, 7), Client::new(&fs, 8));
+    type Looked = (&'static str, fn(&mut Client, &str) -> Receiver<Reply>);
+    let looks: [Looked; 9] = [
+        ("lookup", |other, name| look(other, api::LOOKUP, [1, 0, 0], name.as_bytes())),
+        ("listing", |other, _| look(other, api::READDIR, [1, 0, 0], &[])),
+        ("attributes", |other, _| look(other, api::GETATTR, [1, 0, 0], &[])),
+        ("sync", |other, _| look(other, api::FSYNC, [1, 0, 0], &[])),
+        ("sync of all", |other, _| look(other, api::FSYNC, [0; 3], &[])),
+        ("open", |other, name| {
+            let call = other.change_call(api::CREATE, 0, [1, name.len() as u64, 0], &create_data(name, FILE, 1));
+            submit(&other.fs, call)
+        }),
+        ("make", |other, name| {
+            let call = other.change_call(api::MKDIR, 0, [1, name.len() as u64, 0], &create_data(name, 0o40_700, 1));
+            submit(&other.fs, call)
+        }),
+        ("remove", |other, name| {
+            let call = other.change_call(api::UNLINK, 0, [1, 0, 1], name.as_bytes());
+            submit(&other.fs, call)
+        }),
+        ("move", |other, name| {
+            let call = other.change_call(api::RENAME, 0, [1, 1, 1], &common::rename_data(name, "elsewhere"));
+            submit(&other.fs, call)
+        }),
+    ];
+    let mut numbers = numbers(&own);
+    for (number, (what, looks)) in looks.into_iter().enumerate() {
+        // Until the other has nothing of it any more.
+        let (_, terms) = make_beside(&mut own, &format!("first{number}"), Some(&other));
+        assert_eq!(terms & api::EXCLUSIVE_NAMES, api::EXCLUSIVE_NAMES, "{what}");
+        let name = format!("promised{number}");
+        let seen = looks(&mut other, &name);
+        assert!(waits(&seen), "{what}");
+        let ino = numbers.next().expect("a number");
+        let told = name_behind(&mut own, &[(makes(ino, FILE, 5), &name, b"bytes")]);
+        assert_eq!((told.status, told.results[3] & api::EXCLUSIVE_NAMES), (0, 0), "{what}: it was asked for");
+        assert!(waits(&seen), "{what}: there may be more");
+        for _ in 0..4 {
+            for (recall, ..) in events(&own) {
+                own.read_call(api::TOLD, [recall, 0, 0], &[]);
+                own.read_call(api::RELEASED, [recall, 0, 0], &[]);
+            }
+        }
+        let seen = seen.try_recv().unwrap_or_else(|_| panic!("{what} goes on"));
+        match what {
+            "make" => assert_eq!(seen.status, 17, "it exists"),
+            "lookup" | "open" => assert_eq!((attr_of(&seen).ino.get(), attr_of(&seen).bytes.get()), (ino, 5), "{what}"),
+            "listing" => assert!(entries(&seen.data).iter().any(|(_, found)| *found == name)),
+            "attributes" => assert!(attr_of(&seen).mtime_ns.get() >= 5),
+            _ => assert_eq!(seen.status, 0, "{what}"),
+        }
+        if what == "open" {
+            assert_eq!(other.change(api::RELEASE, 0, [ino, seen.results[0], 0], &[]).status, 0);
+        }
+    }
+}
+
+#[test]
+fn what_was_made_before_it_was_told_is_exclusive_from_the_beginning() {
+    let (_, fs) = new();
+    let (mut own, other) = (behind(&fs, 7), Client::new(&fs, 8));
+    make(&mut own, "first");
+    let ino = numbers(&own).start;
+    assert_eq!(name_behind(&mut own, &[(makes(ino, FILE, 5), "f", b"")]).status, 0);
+    let page = look(&other, api::READDIR, [1, 0, 1], &[]);
+    for _ in 0..2 {
+        assert!(waits(&page));
+        for (recall, asked, kind) in events(&own) {
+            assert_eq!(kind, api::TELL);
+            if asked == ino {
+                assert_eq!(write_behind(&mut own, ino, 0, b"promised").status, 0);
+            }
+            own.read_call(api::TOLD, [recall, 0, 0], &[]);
+        }
+    }
+    let page = page.try_recv().expect("an answer");
+    assert_eq!(page.results[3] & api::LEASE, api::LEASE);
+    assert_eq!(other.attr(ino).bytes.get(), 8);
 }
 
 fn set_lock(client: &mut Client, ino: u64, waits: api::Waits, (kind, owner): (u32, u64)) -> Receiver<Reply> {
@@ -236,7 +439,9 @@ fn listing_waits_once_for_all_that_others_have_exclusively_and_can_be_kept() {
     let (_, fs) = new();
     let (mut own, other) = (behind(&fs, 7), Client::new(&fs, 8));
     let inos: Vec<u64> = (0..5).map(|number| make(&mut own, &format!("f{number}")).0).collect();
-    let names = other.read_call(api::READDIR, [1, 0, 0], &[]);
+    let names = look(&other, api::READDIR, [1, 0, 0], &[]);
+    tell(&own);
+    let names = names.try_recv().expect("an answer");
     assert_eq!(entries(&names.data).len(), 5, "names alone are known");
     let page = look(&other, api::READDIR, [1, 0, 2], &[]);
     assert!(waits(&page));
@@ -304,7 +509,7 @@ fn session_that_goes_to_a_client_of_an_earlier_release_has_nothing_exclusively()
     let (_, fs) = new();
     let (mut own, other) = (behind(&fs, 7), Client::new(&fs, 8));
     let (ino, terms) = make(&mut own, "f");
-    assert_eq!(terms, EXCLUSIVE);
+    assert_eq!(terms & OF_FILES, EXCLUSIVE);
     fs.understands(7, false);
     let seen = look(&other, api::READ, [ino, 0, 9], &[]);
     let asked = events(&own);
@@ -369,7 +574,7 @@ fn what_was_promised_has_room_on_a_volume_that_is_full_for_everybody_else() {
     let (_, fs) = new();
     let mut own = behind(&fs, 7);
     let (ino, terms) = make(&mut own, "f");
-    assert_eq!(terms, EXCLUSIVE);
+    assert_eq!(terms & OF_FILES, EXCLUSIVE);
     let (big, _) = make(&mut own, "big");
     let mut at = 0;
     for bytes in [1 << 20, 4096] {

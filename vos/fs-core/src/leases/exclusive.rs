@@ -85,6 +85,8 @@ impl Exclusive {
 pub struct Terms {
     pub is_held: bool,
     pub is_exclusive: bool,
+    /// The directory whose names were changed is.
+    pub has_names: bool,
 }
 
 impl Leases {
@@ -119,13 +121,30 @@ impl Leases {
         session != 0 && self.state.lock().is_taken(session, ino)
     }
 
-    /// As [`Leases::deliver`], of a change: `ino`, one of `inos`, is a regular file, which the session has exclusively
-    /// from now on if nobody else has anything of it.
-    pub fn deliver_change(&self, session: u64, inos: &[u64], ino: u64, answer: impl FnOnce(Terms)) {
+    /// As [`Leases::deliver`], of a change of a regular file, one of `inos`, and of names of a directory: the session
+    /// has them exclusively from now on if nobody else has anything of them.
+    pub fn deliver_change(
+        &self,
+        session: u64,
+        inos: &[u64],
+        (file, directory): (Option<u64>, Option<u64>),
+        answer: impl FnOnce(Terms),
+    ) {
         let mut state = self.state.lock();
         let is_held = session != 0 && !inos.is_empty() && inos.iter().all(|ino| state.holds(session, *ino));
-        let is_exclusive = is_held && state.grant(session, ino);
-        answer(Terms { is_held, is_exclusive });
+        let is_exclusive = is_held && file.is_some_and(|ino| state.grant(session, ino));
+        let mut may_have = |ino| state.holds(session, ino) && state.grant(session, ino);
+        let has_names = session != 0 && directory.is_some_and(&mut may_have);
+        answer(Terms { is_held, is_exclusive, has_names });
+    }
+
+    /// The session made the inode before it told of it, so nobody else can have anything of it. While the change runs.
+    pub fn made_behind(&self, session: u64, ino: u64) {
+        let mut state = self.state.lock();
+        if session != 0 {
+            state.hold(session, ino);
+            state.exclusive.by_ino.insert(ino, Owner { session, asked: None });
+        }
     }
 
     /// The session told of what it had changed, as far as events up to `recall` ask. Answers what can go on.

@@ -1,6 +1,7 @@
 //! The operations of `vos_api::fs`: which one is which, what each touches, and where it lives.
 
 mod attr;
+mod behind;
 mod data;
 mod dir;
 pub(crate) mod handles;
@@ -68,12 +69,33 @@ pub(crate) fn change(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
         Request::UnlockOwner(it) => unlock_owner(job, it),
         Request::CopyRange(it) => data::copy(job, it),
         Request::PlaceFile(it) => place::place(job, it),
+        Request::Names(it) => behind::names(job, touch, it),
         _ => Err(Errno::NotSupported),
     }
 }
 
-/// Whose attributes a request asks for, and how long it may wait until they can be told. Not those of directories:
-/// their locks are held by kernels that ask, and others wait for these locks.
+/// The directory whose names a request looks at.
+pub(crate) fn looked_into(call: &Call) -> Option<u64> {
+    match call.request().ok()? {
+        Request::Lookup(it) => Some(it.parent),
+        Request::Readdir(it) => Some(it.ino),
+        _ => None,
+    }
+}
+
+/// Directories whose names a change goes by.
+pub(crate) fn directories_of(call: &Call) -> [Option<u64>; 2] {
+    match call.request() {
+        Ok(Request::CreateFile(it)) => [Some(it.parent), None],
+        Ok(Request::Unlink(it)) => [Some(it.parent), None],
+        Ok(Request::Rmdir(it)) => [Some(it.parent), None],
+        Ok(Request::Rename(it)) => [Some(it.from), Some(it.to)],
+        _ => [None; 2],
+    }
+}
+
+/// Whose attributes a request asks for, and how long it may wait until they can be told. Those of directories for what
+/// others have exclusively and nothing else: their locks are held by kernels that ask, and others wait for these locks.
 pub(crate) fn looked_at(fs: &Fs, call: &Call) -> Option<(u64, Look)> {
     let (ino, look) = match call.request().ok()? {
         Request::Getattr(it) if it.marks & api::BEHIND != 0 => {
@@ -89,8 +111,10 @@ pub(crate) fn looked_at(fs: &Fs, call: &Call) -> Option<(u64, Look)> {
         _ => return None,
     };
     // Most are looked at by nobody else; then there is nothing to find out.
-    let waits = fs.leases.may_wait(call.session, ino) && !fs.read_inode(ino).ok()?.is_dir();
-    waits.then_some((ino, look))
+    if !fs.leases.may_wait(call.session, ino) {
+        return None;
+    }
+    Some((ino, if fs.read_inode(ino).ok()?.is_dir() { Look::Told } else { look }))
 }
 
 /// An inode that a change does not touch and whose bytes, size or locks it goes by, or that it opens.
@@ -121,6 +145,7 @@ pub(crate) fn touch(fs: &Fs, call: &Call) -> Result<Touch, Errno> {
         Request::Open(it) if it.flags & O_TRUNC != 0 => Touch::inode(it.ino),
         Request::Link(it) => Touch::name(it.parent, it.name).and(it.ino),
         Request::PlaceFile(it) => Touch::name(it.parent, checked(it.name.0)?),
+        Request::Names(it) => behind::touch(fs, it)?,
         Request::Unlink(Unlink { parent, name, .. }) | Request::Rmdir(Rmdir { parent, name, .. }) => {
             fs.touch_child(Touch::name(parent, name), parent, name)?
         }

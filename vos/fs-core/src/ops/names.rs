@@ -36,6 +36,8 @@ pub(super) struct Making<'a> {
     pub target: &'a [u8],
     /// What becomes of a file that exists when it is opened.
     opens: Option<Existing>,
+    /// A number that its session was given before; `None`: the next one.
+    pub ino: Option<u64>,
 }
 
 impl<'a> Making<'a> {
@@ -50,16 +52,21 @@ impl<'a> Making<'a> {
             _ => return Ok(None),
         };
         let mode = create.mode.get() & 0o7777 | kind;
-        Ok(Some(Making { parent, create, mode, name: checked(name.0)?, target, opens }))
+        Ok(Some(Making { parent, create, mode, name: checked(name.0)?, target, opens, ino: None }))
+    }
+
+    /// One that its session made before it told.
+    pub fn behind(parent: u64, (create, mode): (Create, u32), (name, target): (&'a [u8], &'a [u8]), ino: u64) -> Self {
+        Making { parent, create, mode, name, target, opens: None, ino: Some(ino) }
     }
 
     pub fn file(parent: u64, create: Create, name: &'a [u8]) -> Result<Making<'a>, Errno> {
         let mode = create.mode.get() & 0o7777 | REGULAR;
-        Ok(Making { parent, create, mode, name: checked(name)?, target: &[], opens: None })
+        Ok(Making { parent, create, mode, name: checked(name)?, target: &[], opens: None, ino: None })
     }
 }
 
-fn special(mode: u32) -> Result<u32, Errno> {
+pub(super) fn special(mode: u32) -> Result<u32, Errno> {
     match mode & KIND_MASK {
         0 => Ok(REGULAR),
         kind @ (REGULAR | FIFO | SOCKET | CHARACTER | BLOCK_DEVICE) => Ok(kind),
@@ -124,7 +131,7 @@ pub(super) fn create(job: &Arc<Job>, touch: &Touch, making: &Making<'_>) -> Resu
         };
         // Of one that was there before it is not known here whether it has extended attributes.
         let marks = if existing.is_none() { api::BARE } else { 0 };
-        let mut reply = attr_reply(ino, &inode, marks).lease_on([parent, ino]).changes(ino, &inode);
+        let mut reply = attr_reply(ino, &inode, marks).lease_on([parent, ino]).changes(ino, &inode).names_of(parent);
         if making.opens.is_some() {
             reply.results = api::Created { handle: handles::add(txn, session, ino)? }.into();
             job.fs.leases.opened(session, ino);
@@ -155,7 +162,7 @@ fn open_existing(txn: &Txn<'_>, entry: Entry) -> Result<(u64, Inode), Errno> {
 pub(super) fn make(txn: &mut Txn<'_>, making: &Making<'_>) -> Result<(u64, Inode), Errno> {
     let Making { parent, create, target, .. } = *making;
     let time_ns = create.time_ns.get();
-    let ino = txn.counters.next_ino;
+    let ino = making.ino.unwrap_or(txn.counters.next_ino);
     let mut inode = Inode {
         mode: making.mode,
         links: 1,
@@ -187,7 +194,7 @@ pub(super) fn make(txn: &mut Txn<'_>, making: &Making<'_>) -> Result<(u64, Inode
         }
         _ => (),
     }
-    txn.counters.next_ino += 1;
+    txn.counters.next_ino += u64::from(making.ino.is_none());
     txn.counters.inodes += 1;
     txn.put_inode(ino, &inode);
     add_entry(txn, parent, making.name, ino, &inode, time_ns)?;
@@ -256,7 +263,7 @@ pub(super) fn remove(
         }
         left.orphan = unlink(txn, parent, name, entry, time_ns)?;
         let handle = left.keep(job, txn, entry, marks)?;
-        Ok(Reply::done(api::Removed { ino: entry.ino, handle }))
+        Ok(Reply::done(api::Removed { ino: entry.ino, handle }).names_of(parent))
     });
     left.settle(job, result)
 }
@@ -304,12 +311,18 @@ fn check_removable(name: &[u8]) -> Result<(), Errno> {
     }
 }
 
-fn covered(touch: &Touch, ino: u64) -> Result<(), Errno> {
+pub(super) fn covered(touch: &Touch, ino: u64) -> Result<(), Errno> {
     if touch.inos.contains(&ino) { Ok(()) } else { Err(Errno::TryAgain) }
 }
 
 /// Removes a name. Answers what it led to, if that was the last claim.
-fn unlink(txn: &mut Txn<'_>, parent: u64, name: &[u8], entry: Entry, time_ns: u64) -> Result<Option<Orphan>, Errno> {
+pub(super) fn unlink(
+    txn: &mut Txn<'_>,
+    parent: u64,
+    name: &[u8],
+    entry: Entry,
+    time_ns: u64,
+) -> Result<Option<Orphan>, Errno> {
     let mut child = txn.inode(entry.ino)?;
     if child.is_dir() {
         if child.entries > 0 {
@@ -352,18 +365,25 @@ pub(super) fn rename(job: &Arc<Job>, touch: &Touch, it: Rename<'_>) -> Result<()
             Some(target) => left.keep(job, txn, target, it.how)?,
             None => 0,
         };
-        Ok(Reply::done(api::Renamed { ino: source.ino, replaced: target.map_or(0, |target| target.ino), handle }))
+        let replaced = target.map_or(0, |target| target.ino);
+        let reply = Reply::done(api::Renamed { ino: source.ino, replaced, handle });
+        Ok(if it.from == it.to { reply.names_of(it.from) } else { reply })
     });
     left.settle(job, result)
 }
 
-struct Ends<'a> {
-    parents: [u64; 2],
-    names: [&'a [u8]; 2],
-    time_ns: u64,
+pub(super) struct Ends<'a> {
+    pub parents: [u64; 2],
+    pub names: [&'a [u8]; 2],
+    pub time_ns: u64,
 }
 
-fn replace(txn: &mut Txn<'_>, ends: &Ends<'_>, source: Entry, target: Option<Entry>) -> Result<Option<Orphan>, Errno> {
+pub(super) fn replace(
+    txn: &mut Txn<'_>,
+    ends: &Ends<'_>,
+    source: Entry,
+    target: Option<Entry>,
+) -> Result<Option<Orphan>, Errno> {
     let ([from, to], [old, new]) = (ends.parents, ends.names);
     let is_dir = source.kind == DIRECTORY;
     if is_dir {
@@ -458,6 +478,6 @@ pub(super) fn link(job: &Arc<Job>, Link { ino, parent, time_ns, name }: Link<'_>
         inode.ctime_ns = time_ns;
         txn.put_inode(ino, &inode);
         add_entry(txn, parent, name, ino, &inode, time_ns)?;
-        Ok(attr_reply(ino, &inode, 0).lease_on([parent, ino]))
+        Ok(attr_reply(ino, &inode, 0).lease_on([parent, ino]).names_of(parent))
     })
 }
