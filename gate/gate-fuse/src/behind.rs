@@ -1,16 +1,21 @@
 //! Changes that programs were answered before the server was told: *promises*.
 //!
 //! Of a file that the session has exclusively ([`vos_api::fs::EXCLUSIVE`]) writes and changes of attributes are
-//! promised. The promises of an inode are a chain: what is in front is being told, the rest waits, and what adjoins is
-//! told as one. Chains of different inodes are told beside one another.
+//! promised, of such a directory ([`vos_api::fs::EXCLUSIVE_NAMES`]) names ([`names`]). The promises of an inode are a
+//! chain: what is in front is being told, the rest waits, and what adjoins is told as one. Chains of different inodes
+//! are told beside one another; that of an inode which was made begins when its name was told.
 //!
 //! Pure. Promises lie in the state object as well, from before the kernel has its answer until the server has them
 //! ([`crate::state`]), where the next gate finds them.
+
+pub mod names;
 
 use std::collections::{HashMap, VecDeque};
 
 use file_locks::Held;
 use vos_api::fs::{self, Attr, BEHIND_BYTES_MAX, BEHIND_COUNT_MAX, FILE_BYTES_MAX, SetAttr, valid};
+
+use names::{Batch, Naming};
 
 const BLOCK: u64 = 4096;
 /// Set-user-id and set-group-id, which a write or a change of owner may have to take away.
@@ -29,6 +34,8 @@ pub enum Change {
     Set(SetAttr),
     /// A lock that was kept here ([`crate::kept`]).
     Lock(Held),
+    /// Of a directory.
+    Name(Naming),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -50,14 +57,7 @@ impl Change {
         match self {
             Change::Write { bytes, .. } => bytes.len(),
             Change::Set(_) | Change::Lock(_) => 0,
-        }
-    }
-
-    /// What its program is answered.
-    pub fn answer(&self) -> Answer {
-        match self {
-            Change::Write { bytes, .. } => Answer::Bytes(bytes.len() as u32),
-            Change::Set(_) | Change::Lock(_) => Answer::Attributes,
+            Change::Name(naming) => naming.len(),
         }
     }
 
@@ -78,7 +78,7 @@ impl Change {
                 attr.mtime_ns = time_ns.into();
                 attr.ctime_ns = time_ns.into();
             }
-            Change::Lock(_) => return None,
+            Change::Lock(_) | Change::Name(_) => return None,
             Change::Set(wanted) => {
                 let has = |bit| wanted.valid.get() & bit != 0;
                 if has(valid::BYTES) || has(valid::CTIME) {
@@ -130,6 +130,27 @@ impl Change {
     }
 }
 
+impl Promise {
+    /// What its program is answered.
+    pub fn answer(&self) -> Answer {
+        match &self.change {
+            Change::Write { bytes, .. } => Answer::Bytes(bytes.len() as u32),
+            Change::Set(_) | Change::Lock(_) => Answer::Attributes,
+            Change::Name(naming) => naming.made(self.time_ns).map_or(Answer::Nothing, Answer::Entry),
+        }
+    }
+
+    /// Inodes that are others once it is told; of a lock none.
+    pub fn subjects(&self) -> impl Iterator<Item = u64> {
+        let (own, others) = match &self.change {
+            Change::Lock(_) => (None, [None; 2]),
+            Change::Name(naming) => (Some(self.ino), naming.subjects()),
+            _ => (Some(self.ino), [None; 2]),
+        };
+        own.into_iter().chain(others.into_iter().flatten())
+    }
+}
+
 /// One operation that tells promises.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Telling {
@@ -137,9 +158,15 @@ pub struct Telling {
     pub id: u64,
     pub count: usize,
     pub time_ns: u64,
-    pub change: Change,
+    pub change: Told,
     /// The session has the inode for itself.
     pub is_exclusive: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Told {
+    One(Change),
+    Names(Batch),
 }
 
 /// Whether the promises of an inode still say what they did.
@@ -160,11 +187,13 @@ struct Chain {
     trust: Trust,
 }
 
-impl Chain {
-    /// Whether the inode is another one once it is told.
-    fn changes(&self) -> bool {
-        self.promises.iter().any(|promise| !promise.change.is_lock())
-    }
+/// Where an inode has, or had, its name.
+struct Home {
+    directory: u64,
+    /// Promises of that directory that are about the inode.
+    count: usize,
+    /// The server does not know that there is such an inode.
+    is_unborn: bool,
 }
 
 #[derive(Default)]
@@ -173,8 +202,12 @@ pub struct Behind {
     last_id: u64,
     bytes: usize,
     count: usize,
-    /// Inodes with other promises than locks.
-    changed: usize,
+    /// Inodes that are others once everything is told, and by how many promises.
+    marked: HashMap<u64, usize>,
+    /// Inodes that names are about that were changed.
+    homes: HashMap<u64, Home>,
+    /// What is told with a directory's names: files, and how many of their promises.
+    folded: HashMap<u64, Vec<(u64, usize)>>,
     /// Inodes of which something can be told, or asked.
     ready: VecDeque<u64>,
     /// Requests that a dead gate had promised and perhaps not answered.
@@ -189,6 +222,9 @@ pub enum Answer {
     /// So many bytes were written.
     Bytes(u32),
     Attributes,
+    /// What was made.
+    Entry(Attr),
+    Nothing,
 }
 
 /// What is to be done next for an inode.
@@ -205,7 +241,32 @@ impl Behind {
 
     /// Inodes of which something is promised that changes them.
     pub fn changed_count(&self) -> usize {
-        self.changed
+        self.marked.len()
+    }
+
+    pub fn is_marked(&self, ino: u64) -> bool {
+        self.marked.contains_key(&ino)
+    }
+
+    /// Whether the server does not know yet that there is such an inode.
+    pub fn is_unborn(&self, ino: u64) -> bool {
+        self.homes.get(&ino).is_some_and(|home| home.is_unborn)
+    }
+
+    /// A directory whose promises are about the inode.
+    pub fn home(&self, ino: u64) -> Option<u64> {
+        self.homes.get(&ino).map(|home| home.directory)
+    }
+
+    /// The chain that has to be told before the server knows all of an inode. There may be another one then.
+    pub fn waits_on(&self, ino: u64) -> Option<u64> {
+        Some(ino).filter(|ino| self.has(*ino)).or_else(|| self.home(ino))
+    }
+
+    /// Whether an inode's chain comes after one of its directory.
+    fn is_held(&self, ino: u64) -> bool {
+        let is_suspect = || self.chains.get(&ino).is_some_and(|chain| chain.trust == Trust::Suspect);
+        self.homes.get(&ino).is_some_and(|home| home.is_unborn || is_suspect())
     }
 
     /// Whether locks of the inode are being told.
@@ -255,7 +316,7 @@ impl Behind {
     /// What a dead gate had promised. Who had the session since, and whether that was one that promises, nobody knows.
     pub fn inherit(&mut self, promises: Vec<Promise>) {
         for promise in promises {
-            self.inherited.insert(promise.key, promise.change.answer());
+            self.inherited.insert(promise.key, promise.answer());
             self.add(promise);
         }
         self.interrupted();
@@ -268,15 +329,22 @@ impl Behind {
 
     pub fn add(&mut self, promise: Promise) {
         let ino = promise.ino;
-        let is_lock = promise.change.is_lock();
-        if !is_lock {
+        if !promise.change.is_lock() {
             self.last_id = self.last_id.max(promise.id);
+        }
+        promise.subjects().for_each(|ino| *self.marked.entry(ino).or_default() += 1);
+        if let Change::Name(naming) = &promise.change {
+            for about in naming.subjects().into_iter().flatten() {
+                let new = || Home { directory: ino, count: 0, is_unborn: false };
+                let home = self.homes.entry(about).or_insert_with(new);
+                home.count += 1;
+                home.is_unborn |= naming.makes(about);
+            }
         }
         self.bytes += promise.change.len();
         self.count += 1;
         let new = || Chain { promises: VecDeque::new(), telling: 0, trust: Trust::Exclusive };
         let chain = self.chains.entry(ino).or_insert_with(new);
-        self.changed += usize::from(!is_lock && !chain.changes());
         chain.promises.push_back(promise);
         if chain.promises.len() == 1 {
             self.ready.push_back(ino);
@@ -285,7 +353,13 @@ impl Behind {
 
     /// The next inode of which something is to be told. [`Behind::began`] follows, or [`Behind::again`].
     pub fn ready(&mut self) -> Option<u64> {
-        self.ready.pop_front()
+        while let Some(ino) = self.ready.pop_front() {
+            // It comes when it is held no more.
+            if !self.is_held(ino) {
+                return Some(ino);
+            }
+        }
+        None
     }
 
     pub fn again(&mut self, ino: u64) {
@@ -314,22 +388,34 @@ impl Behind {
         if chain.trust == Trust::Suspect && !is_lock {
             return Some(Next::Look);
         }
-        let mut promises = chain.promises.iter().take(count.unwrap_or(usize::MAX));
-        let first = promises.next()?;
+        let mut promises = chain.promises.iter().take(count.unwrap_or(usize::MAX)).peekable();
         let is_exclusive = chain.trust == Trust::Exclusive;
-        let (id, time_ns, change) = (first.id, first.time_ns, first.change.clone());
-        let mut telling = Telling { id, count: 1, time_ns, change, is_exclusive };
-        for promise in promises {
-            if !telling.change.join(&promise.change) {
+        let first = promises.peek().copied()?;
+        let (id, mut time_ns) = (first.id, first.time_ns);
+        if let Change::Name(_) = first.change {
+            let (count, time_ns, batch) = self.batch(promises, is_exclusive);
+            return Some(Next::Tell(Telling { id, count, time_ns, change: Told::Names(batch), is_exclusive }));
+        }
+        let (mut change, mut count) = (first.change.clone(), 1);
+        for promise in promises.skip(1) {
+            if !change.join(&promise.change) {
                 break;
             }
-            telling.count += 1;
-            telling.time_ns = promise.time_ns;
+            count += 1;
+            time_ns = promise.time_ns;
         }
-        Some(Next::Tell(telling))
+        Some(Next::Tell(Telling { id, count, time_ns, change: Told::One(change), is_exclusive }))
     }
 
-    pub fn began(&mut self, ino: u64, count: usize) {
+    pub fn began(&mut self, ino: u64, count: usize, folds: Vec<(u64, usize)>) {
+        for (file, count) in &folds {
+            if let Some(chain) = self.chains.get_mut(file) {
+                chain.telling = *count;
+            }
+        }
+        if !folds.is_empty() {
+            self.folded.insert(ino, folds);
+        }
         if let Some(chain) = self.chains.get_mut(&ino) {
             chain.telling = count;
         }
@@ -337,15 +423,29 @@ impl Behind {
 
     /// What was being told has a further step.
     pub fn goes_on(&mut self, ino: u64) {
-        self.began(ino, 0);
+        self.began(ino, 0, Vec::new());
         self.again(ino);
     }
 
     /// What was being told is through. Answers those promises; the chain is over when none is left.
     pub fn told(&mut self, ino: u64) -> Vec<Promise> {
+        let folds = self.folded.remove(&ino).unwrap_or_default();
+        let mut told = self.told_of(ino);
+        folds.into_iter().for_each(|(file, _)| told.extend(self.told_of(file)));
+        told
+    }
+
+    fn told_of(&mut self, ino: u64) -> Vec<Promise> {
         let Some(chain) = self.chains.get_mut(&ino) else { return Vec::new() };
         let told = std::mem::take(&mut chain.telling).min(chain.promises.len());
         self.take(ino, told)
+    }
+
+    /// Promises of a file that loses its name: nobody will see what they do. What is being told is told.
+    pub fn drop_untold(&mut self, ino: u64) -> Vec<Promise> {
+        let Some(chain) = self.chains.get(&ino) else { return Vec::new() };
+        let (from, to) = (chain.telling, chain.promises.len());
+        self.take_range(ino, from..to)
     }
 
     /// What a fenced session found: the inode's change time. Answers promises that are over: those that were carried
@@ -377,18 +477,45 @@ impl Behind {
     }
 
     fn take(&mut self, ino: u64, count: usize) -> Vec<Promise> {
+        self.take_range(ino, 0..count)
+    }
+
+    fn take_range(&mut self, ino: u64, range: std::ops::Range<usize>) -> Vec<Promise> {
         let Some(chain) = self.chains.get_mut(&ino) else { return Vec::new() };
-        let did_change = chain.changes();
-        let taken: Vec<Promise> = chain.promises.drain(..count).collect();
-        self.changed -= usize::from(did_change && !chain.changes());
+        let taken: Vec<Promise> = chain.promises.drain(range).collect();
         self.count -= taken.len();
         self.bytes -= taken.iter().map(|promise| promise.change.len()).sum::<usize>();
         if chain.promises.is_empty() {
             self.chains.remove(&ino);
-        } else if !taken.is_empty() {
+        } else if !taken.is_empty() && chain.telling == 0 {
             self.ready.push_back(ino);
         }
+        taken.iter().for_each(|promise| self.unmark(promise));
         taken
+    }
+
+    fn unmark(&mut self, promise: &Promise) {
+        for ino in promise.subjects() {
+            if let Some(count) = self.marked.get_mut(&ino) {
+                *count -= 1;
+                if *count == 0 {
+                    self.marked.remove(&ino);
+                }
+            }
+        }
+        let Change::Name(naming) = &promise.change else { return };
+        for ino in naming.subjects().into_iter().flatten() {
+            let Some(home) = self.homes.get_mut(&ino) else { continue };
+            home.count -= 1;
+            home.is_unborn &= !naming.makes(ino);
+            if home.count == 0 {
+                self.homes.remove(&ino);
+            }
+            // What of it was held is not any more, perhaps.
+            if self.chains.get(&ino).is_some_and(|chain| chain.telling == 0) {
+                self.ready.push_back(ino);
+            }
+        }
     }
 
     /// The session has lost its locks, and nothing is being told.
@@ -429,6 +556,7 @@ impl Behind {
     /// Nothing is being told any more, and others may have changed what was promised.
     pub fn interrupted(&mut self) {
         self.ready.clear();
+        self.folded.clear();
         for (ino, chain) in &mut self.chains {
             (chain.telling, chain.trust) = (0, Trust::Suspect);
             self.ready.push_back(*ino);
@@ -504,9 +632,10 @@ mod tests {
         let mut told = Vec::new();
         while let Some(ino) = behind.ready() {
             let Some(Next::Tell(telling)) = behind.next(ino, None) else { panic!("something is told") };
-            behind.began(ino, telling.count);
+            behind.began(ino, telling.count, Vec::new());
             assert!(behind.next(ino, None).is_none(), "one after the other");
-            told.push((ino, telling.count, telling.time_ns, telling.change));
+            let Told::One(change) = telling.change else { panic!("no names") };
+            told.push((ino, telling.count, telling.time_ns, change));
             behind.told(ino);
         }
         let Change::Set(both) = set(valid::MODE | valid::MTIME, 0o600, 3) else { unreachable!() };
@@ -525,7 +654,7 @@ mod tests {
         let mut behind = Behind::default();
         (1..=3).for_each(|id| behind.add(promise(id, 5, write(10 * id, 10))));
         let Some(Next::Tell(telling)) = behind.next(5, Some(2)) else { panic!("something is told") };
-        assert_eq!((telling.count, telling.change), (2, write(10, 20)));
+        assert_eq!((telling.count, telling.change), (2, Told::One(write(10, 20))));
     }
 
     #[test]
@@ -548,7 +677,7 @@ mod tests {
             let mut behind = Behind::default();
             (1..=3).for_each(|id| behind.add(promise(id, 5, write(100 * id, 10))));
             behind.ready();
-            behind.began(5, 1);
+            behind.began(5, 1, Vec::new());
             behind.interrupted();
             assert!(matches!(behind.next(5, None), Some(Next::Look)));
             behind

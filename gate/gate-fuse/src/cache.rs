@@ -122,6 +122,12 @@ impl Cache {
         self.leases.entry(ino).or_insert(new);
     }
 
+    /// There is none.
+    pub fn unleased(&mut self, ino: u64) {
+        self.leases.remove(&ino);
+        self.memory.forget(ino);
+    }
+
     /// The lease of `ino` lets programs open it without the server's knowledge.
     pub fn delegated(&mut self, ino: u64) {
         if let Some(lease) = self.leases.get_mut(&ino) {
@@ -208,8 +214,7 @@ impl Cache {
     /// node use the file.
     pub fn opened(&mut self, ino: u64, leased: bool, used: Use) -> Keep {
         if !leased {
-            self.leases.remove(&ino);
-            self.memory.forget(ino);
+            self.unleased(ino);
             return Keep::Drop;
         }
         self.granted(ino);

@@ -351,7 +351,8 @@ impl Completer<'_> {
         if let Some(name) = name.filter(|_| leased && self.lease(parent, results)) {
             self.cache.memory.learn_name(parent, name, Some(ino), self.asked.of(parent));
         }
-        let attributes = attributes(&attr, leased && self.cache.memory.promised(ino).is_none());
+        let is_certain = self.cache.memory.promised(ino).is_none() || kind_of(&attr) == libc::S_IFDIR;
+        let attributes = attributes(&attr, leased && is_certain);
         let is_trusted = leased && self.trusts(parent, name);
         let (entry_valid, entry_valid_nsec) = if is_trusted { split(NAME_VALID) } else { (0, 0) };
         kernel::EntryOut {

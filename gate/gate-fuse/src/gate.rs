@@ -18,6 +18,7 @@ mod behind;
 mod interrupt;
 mod known;
 mod locks;
+mod names;
 mod opens;
 #[cfg(test)]
 mod tests;
@@ -193,6 +194,7 @@ pub struct Gate<B: Backend> {
     behind: Behind,
     /// Locks that the server does not know of.
     kept: KeptLocks,
+    numbers: names::OwnNumbers,
     consent: behind::Consent,
     /// The server has room for more of that.
     has_room: bool,
@@ -249,6 +251,7 @@ impl<B: Backend> Gate<B> {
             owed: Vec::new(),
             behind: Behind::default(),
             kept: KeptLocks::default(),
+            numbers: names::OwnNumbers::default(),
             consent: behind::Consent::default(),
             has_room: false,
             tells: 0,
@@ -533,7 +536,8 @@ impl<B: Backend> Gate<B> {
             }
         };
         let is_answered = self.answer_from_memory(&request)? || self.answer_promised(&request)?;
-        if is_answered || self.promise(&request)? || self.lock_here(&request)? {
+        let is_promised = is_answered || self.promise(&request)? || self.promise_name(&request)?;
+        if is_promised || self.lock_here(&request)? {
             self.counters.here += 1;
             return Ok(Handled::Done);
         }
@@ -750,7 +754,7 @@ impl<B: Backend> Gate<B> {
             (self.probe, self.heard) = (None, Instant::now());
             return Ok(());
         }
-        if self.page_came(done) || self.consented(done) {
+        if self.page_came(done) || self.consented(done) || self.numbers_came(done) {
             return Ok(());
         }
         self.reopened(done)
@@ -794,6 +798,7 @@ impl<B: Backend> Gate<B> {
         if let Some(ino) = changed_file(&flight, done) {
             self.note_terms(ino, done.results);
         }
+        self.note_names(&flight, done);
         if done.results[3] & UNLOCKED != 0 {
             self.note_unlocked(&flight, done);
         }
@@ -972,6 +977,7 @@ impl<B: Backend> Gate<B> {
         tracing::warn!("beginning a new session: what was in flight may have happened, and happens again");
         self.state.begin_session(random())?;
         self.state.forget_standing()?;
+        self.numbers = names::OwnNumbers::default();
         self.owed.clear();
         self.begin_backend(false)?;
         let left = self.state.handles().map(|(fh, handle)| (fh, translate::reopen(handle.ino, handle.flags))).collect();

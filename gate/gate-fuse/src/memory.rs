@@ -63,6 +63,10 @@ pub struct Memory {
     /// When it had been told of everything; before `told_floor` nobody knows.
     told: HashMap<u64, Moment>,
     told_floor: Moment,
+    /// Names that were changed so, and how often.
+    promised_names: HashMap<(u64, Vec<u8>), usize>,
+    told_names: HashMap<(u64, Vec<u8>), Moment>,
+    told_names_floor: Moment,
 }
 
 #[derive(Default)]
@@ -131,9 +135,16 @@ impl Memory {
 
     /// The same of a name: where it leads, if anywhere.
     pub fn learn_name(&mut self, parent: u64, name: &[u8], ino: Option<u64>, asked: Moment) {
-        if !self.is_quiet_since(parent, asked) {
-            return;
+        let key = (parent, name.to_vec());
+        let is_quiet = !self.promised_names.contains_key(&key)
+            && asked >= self.told_names_floor
+            && self.told_names.get(&key).is_none_or(|told| *told <= asked);
+        if is_quiet && self.is_alone_since(parent, asked) {
+            self.set_name(parent, name, ino);
         }
+    }
+
+    fn set_name(&mut self, parent: u64, name: &[u8], ino: Option<u64>) {
         if self.names_count >= NAMES_MAX {
             self.directories.clear();
             self.names_count = 0;
@@ -259,10 +270,55 @@ impl Memory {
         }
     }
 
+    /// The same of an inode whose bytes stay as they are: it was made, or gained or lost a name, or its names changed.
+    pub fn promise_attr(&mut self, ino: u64, attr: &Attr) {
+        self.attrs.remove(&ino);
+        self.promised.insert(ino, *attr);
+    }
+
+    /// A name was promised, or that there is none.
+    pub fn promise_name(&mut self, parent: u64, name: &[u8], ino: Option<u64>) {
+        *self.promised_names.entry((parent, name.to_vec())).or_default() += 1;
+        self.set_name(parent, name, ino);
+    }
+
+    /// Whether the server does not know yet what a name leads to.
+    pub fn is_promised_name(&self, parent: u64, name: &[u8]) -> bool {
+        !self.promised_names.is_empty() && self.promised_names.contains_key(&(parent, name.to_vec()))
+    }
+
+    /// The server knows of a change of a name.
+    pub fn told_name(&mut self, parent: u64, name: &[u8]) {
+        let key = (parent, name.to_vec());
+        if let Some(count) = self.promised_names.get_mut(&key) {
+            *count -= 1;
+            if *count == 0 {
+                self.promised_names.remove(&key);
+            }
+        }
+        self.now.0 += 1;
+        if self.told_names.len() >= CHANGED_MAX {
+            self.told_names.clear();
+            self.told_names_floor = self.now;
+        }
+        self.told_names.insert(key, self.now);
+    }
+
+    /// A directory was promised: it is empty.
+    pub fn promise_directory(&mut self, ino: u64) {
+        self.directories.entry(ino).or_default().is_whole = true;
+    }
+
+    /// Whether it is certain that the directory has no names.
+    pub fn is_empty(&self, ino: u64) -> bool {
+        let is_empty = |it: &Directory| it.is_whole && it.names.values().all(Option::is_none);
+        !self.changing.contains_key(&ino) && self.directories.get(&ino).is_some_and(is_empty)
+    }
+
     /// The server knows everything; `attr`: what it said last, if a lease covers it.
     pub fn told(&mut self, ino: u64, attr: Option<&Attr>) {
         self.promised.remove(&ino);
-        self.pass([ino]);
+        self.now.0 += 1;
         if self.told.len() >= CHANGED_MAX {
             self.told.clear();
             self.told_floor = self.now;
@@ -321,19 +377,17 @@ impl Memory {
     }
 
     fn is_quiet_since(&self, ino: u64, asked: Moment) -> bool {
-        !self.changing.contains_key(&ino)
-            && !self.promised.contains_key(&ino)
-            && asked >= self.floor
-            && self.changed.get(&ino).is_none_or(|changed| *changed <= asked)
+        !self.promised.contains_key(&ino)
+            && asked >= self.told_floor
+            && self.told.get(&ino).is_none_or(|told| *told <= asked)
+            && self.is_alone_since(ino, asked)
     }
 
-    /// Whether no change was under way beside another one; what was promised, and told meanwhile, is none of names.
+    /// Whether no change but what was promised was under way since.
     fn is_alone_since(&self, ino: u64, asked: Moment) -> bool {
-        let was_told = self.told.get(&ino).is_some_and(|told| self.changed.get(&ino) == Some(told));
-        let is_promised = self.promised.contains_key(&ino) || was_told;
         !self.changing.contains_key(&ino)
             && asked >= self.floor
-            && (is_promised || self.changed.get(&ino).is_none_or(|changed| *changed <= asked))
+            && self.changed.get(&ino).is_none_or(|changed| *changed <= asked)
     }
 
     fn forget_inode(&mut self, ino: u64) {

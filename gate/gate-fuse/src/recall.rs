@@ -245,6 +245,11 @@ impl Recalls {
             .map(|under| under.event.recall)
     }
 
+    /// Whether an event waits for what was promised of an inode.
+    pub fn awaits(&self, ino: u64) -> bool {
+        self.under_way.iter().any(|under| under.event.promised.contains(&ino))
+    }
+
     /// Promises of when an event came that are told, whatever was promised since.
     pub fn forget_told(&mut self, in_flight: &impl InFlight) {
         for under in &mut self.under_way {

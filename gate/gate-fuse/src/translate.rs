@@ -19,6 +19,7 @@ use vos_api::operation::{AfterNul, Prefixed, Third};
 use vos_api::{Class, Encoded, Measured, Operation, Reply};
 use zerocopy::FromBytes;
 
+use crate::behind::names::Made;
 use crate::kernel::{self, InHeader, fattr};
 use crate::request::{Blocking, Body, Plus, Request};
 use crate::state::State;
@@ -405,6 +406,24 @@ fn create(header: &InHeader, mode: u32, rdev: u32, now: u64) -> fs::Create {
         rdev: rdev.into(),
         time_ns: now.into(),
     }
+}
+
+/// An inode that a request asks to be made, and its name; a file that is opened at once is one, too.
+pub fn made<'a>(request: &Request<'a>) -> Option<(&'a [u8], Made)> {
+    const NOTHING: &[u8] = &[];
+    let (name, mode, rdev, target) = match request.body {
+        Body::Mknod { head, name } => match head.mode & libc::S_IFMT {
+            0 => (name, head.mode | libc::S_IFREG, 0, NOTHING),
+            libc::S_IFCHR | libc::S_IFBLK => (name, head.mode, head.rdev, NOTHING),
+            _ => (name, head.mode, 0, NOTHING),
+        },
+        Body::Create { head, name } => (name, head.mode & !libc::S_IFMT | libc::S_IFREG, 0, NOTHING),
+        Body::Mkdir { head, name } => (name, head.mode & !libc::S_IFMT | libc::S_IFDIR, 0, NOTHING),
+        Body::Symlink { name, target } => (name, libc::S_IFLNK | 0o777, 0, target),
+        _ => return None,
+    };
+    let InHeader { uid, gid, .. } = request.header;
+    Some((name, Made { mode: mode & (libc::S_IFMT | 0o7777), uid, gid, rdev, target: target.to_vec() }))
 }
 
 pub fn setattr(head: &kernel::SetattrIn, now: u64) -> fs::SetAttr {

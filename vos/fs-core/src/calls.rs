@@ -93,9 +93,10 @@ impl Reply {
         self
     }
 
-    /// To a change of a file that its session may have exclusively.
+    /// To a change of a file, or directory, that its session may have exclusively.
     pub fn changes(mut self, ino: u64, inode: &Inode) -> Reply {
         self.changed = inode.is_file().then_some(ino);
+        self.names_of = inode.is_dir().then_some(ino);
         self
     }
 

@@ -2,20 +2,23 @@
 //!
 //! A write, or a change of attributes, of a file that the session has exclusively is written into the state object, and
 //! answered. It is told at once, if nothing else of the inode is being told. Requests for which the server has to know
-//! all of it wait until it does; those are flights without an operation, so that a signal finds them.
+//! all of it wait until it does; those are flights without an operation, so that a signal finds them. Of names:
+//! [`super::names`].
 //!
 //! Nothing is promised by a gate that may be too late to hear that others want the file ([`Gate::is_heard`]), while a
 //! change is under way that may be of the same inode, or when the server said that it has no room.
 
+use std::collections::HashSet;
+
 use vos_api::Operation;
 use vos_api::fs::{
-    self, Getattr, OPEN, SETATTR, SETLK, Setattr, Setlk, Told, WRITE, Waits, Write, WritesBehind, valid,
+    self, Getattr, NAMES, OPEN, SETATTR, SETLK, Setattr, Setlk, WRITE, Waits, Write, WritesBehind, valid,
 };
 use zerocopy::IntoBytes;
 
 use super::{Backend, Gate, GateError, Held, IN_FLIGHT_MAX, Phase, now_ns};
 use crate::backend::{Done, Op, Token};
-use crate::behind::{Answer, Change, Next, Promise, Telling, kills_ids};
+use crate::behind::{Answer, Change, Next, Promise, Telling, Told, kills_ids};
 use crate::complete::{attr_of, attributes};
 use crate::flight::{Flight, Loser};
 use crate::kernel;
@@ -91,8 +94,7 @@ impl<B: Backend> Gate<B> {
             _ => request.header.nodeid,
         };
         // Nor while somebody waits for what is promised of it: they would wait for ever.
-        let is_waited_for = self.waiting.iter().any(|waiting| waiting.is_for_all || waiting.ino == ino);
-        let may = self.cache.is_exclusive(ino) && self.may_promise() && !is_waited_for;
+        let may = self.cache.is_exclusive(ino) && self.may_promise() && !self.is_waited_for(ino);
         if !may || self.state.noted(key).is_some() {
             return Ok(false);
         }
@@ -127,13 +129,18 @@ impl<B: Backend> Gate<B> {
         }
         self.counters.promises += 1;
         self.cache.memory.promise(ino, &after, &promise.change);
-        let answer = promise.change.answer();
+        let answer = promise.answer();
         self.behind.add(promise);
         match answer {
             Answer::Bytes(size) => self.answer(unique, 0, kernel::WriteOut { size, padding: 0 }.as_bytes())?,
-            Answer::Attributes => self.answer(unique, 0, attributes(&after, false).as_bytes())?,
+            _ => self.answer(unique, 0, attributes(&after, false).as_bytes())?,
         }
         Ok(true)
+    }
+
+    /// Whether a request waits until what was promised of an inode is told.
+    pub(super) fn is_waited_for(&self, ino: u64) -> bool {
+        self.waiting.iter().any(|waiting| waiting.is_for_all || waiting.ino == ino)
     }
 
     /// Bytes that are to be copied, if they are known.
@@ -146,14 +153,21 @@ impl<B: Backend> Gate<B> {
         Some(rest.get(..usize::try_from(head.len).unwrap_or(usize::MAX)).unwrap_or(rest).to_vec())
     }
 
-    fn may_promise(&self) -> bool {
+    pub(super) fn may_promise(&self) -> bool {
         self.has_room && matches!(self.phase, Phase::Serving) && self.is_heard() && self.owed.is_empty()
     }
 
     /// A request that a dead gate had promised and perhaps not answered.
     pub(super) fn answer_promised(&mut self, request: &Request<'_>) -> Result<bool, GateError> {
-        let Some(Answer::Bytes(size)) = self.behind.inherited(request.key()) else { return Ok(false) };
-        self.answer(request.header.unique, 0, kernel::WriteOut { size, padding: 0 }.as_bytes())?;
+        let unique = request.header.unique;
+        match self.behind.inherited(request.key()) {
+            Some(Answer::Bytes(size)) => {
+                self.answer(unique, 0, kernel::WriteOut { size, padding: 0 }.as_bytes())?;
+            }
+            Some(Answer::Entry(attr)) => self.answer_inherited(request, &attr)?,
+            Some(Answer::Nothing) => self.answer(unique, 0, &[])?,
+            Some(Answer::Attributes) | None => return Ok(false),
+        }
         Ok(true)
     }
 
@@ -186,7 +200,8 @@ impl<B: Backend> Gate<B> {
 
     fn needs(&self, request: &Request<'_>) -> Needs {
         let ino = request.header.nodeid;
-        let of = |ino: u64| if self.behind.has(ino) { Needs::Inode(ino) } else { Needs::Nothing };
+        let of = |ino: u64| self.behind.waits_on(ino).map_or(Needs::Nothing, Needs::Inode);
+        let first = |inos: &[u64]| inos.iter().find_map(|ino| self.behind.waits_on(*ino)).map(Needs::Inode);
         match request.body {
             Body::Syncfs => Needs::All,
             Body::Getattr
@@ -194,30 +209,52 @@ impl<B: Backend> Gate<B> {
             | Body::Write { .. }
             | Body::Setattr(_)
             | Body::Fsync(_)
+            | Body::Fsyncdir
             | Body::Fallocate(_)
             | Body::Lseek(_)
             | Body::Setxattr { .. }
-            | Body::Removexattr { .. } => of(ino),
+            | Body::Removexattr { .. }
+            | Body::Readdir { .. }
+            | Body::Create { .. }
+            | Body::Mknod { .. }
+            | Body::Mkdir { .. }
+            | Body::Symlink { .. }
+            | Body::Ioctl { .. } => of(ino),
+            // Other names than those that are promised are as the server knows them.
+            Body::Lookup { name } if self.behind.is_unborn(ino) || self.cache.memory.is_promised_name(ino, name) => {
+                of(ino)
+            }
             // They have something to give up, or to ask, where the locks are.
             Body::Setlk { .. } | Body::Getlk(_) | Body::Flush(_) | Body::Release(_) if self.behind.has_locks(ino) => {
                 Needs::Inode(ino)
             }
             Body::Open(head) if head.flags & libc::O_TRUNC as u32 != 0 => of(ino),
-            Body::Link { ino: target, .. } => of(target),
-            Body::CopyFileRange(head) if self.behind.has(head.nodeid_out) => Needs::Inode(head.nodeid_out),
-            Body::CopyFileRange(_) => of(ino),
+            // There has to be such an inode.
+            Body::Open(_) | Body::Readlink | Body::Getxattr { .. } | Body::Listxattr { .. } | Body::Setlk { .. }
+                if self.behind.home(ino).is_some() =>
+            {
+                of(ino)
+            }
+            Body::Link { ino: target, .. } => first(&[target, ino]).unwrap_or(Needs::Nothing),
+            Body::CopyFileRange(head) => first(&[head.nodeid_out, ino]).unwrap_or(Needs::Nothing),
+            Body::Rmdir { name } => {
+                let child = self.cache.memory.name(ino, name).flatten();
+                first(&[ino, child.unwrap_or(ino)]).unwrap_or(Needs::Nothing)
+            }
             // Their change times follow those of what was promised.
-            Body::Unlink { .. } => match self.loser(request) {
+            Body::Unlink { .. } => match (first(&[ino]), self.loser(request)) {
+                (Some(needs), _) => needs,
                 // Nobody will see it again.
-                Loser::Inode(ino) if self.is_last_name(ino) && !self.state.is_open(ino) => Needs::Nothing,
-                Loser::Inode(ino) => of(ino),
-                Loser::Unknown => Needs::All,
-                Loser::Nothing => Needs::Nothing,
+                (_, Loser::Inode(ino)) if self.is_last_name(ino) && !self.state.is_open(ino) => Needs::Nothing,
+                (_, Loser::Inode(ino)) => of(ino),
+                (_, Loser::Unknown) => Needs::All,
+                (_, Loser::Nothing) => Needs::Nothing,
             },
-            Body::Rename { old, .. } => match (self.cache.memory.name(ino, old), self.loser(request)) {
-                (Some(Some(moved)), _) if self.behind.has(moved) => Needs::Inode(moved),
-                (Some(Some(_)), Loser::Inode(replaced)) => of(replaced),
-                (Some(Some(_)), Loser::Nothing) => Needs::Nothing,
+            Body::Rename { to, old, .. } => match (self.cache.memory.name(ino, old), self.loser(request)) {
+                (Some(Some(moved)), Loser::Inode(replaced)) => {
+                    first(&[ino, to, moved, replaced]).unwrap_or(Needs::Nothing)
+                }
+                (Some(Some(moved)), Loser::Nothing) => first(&[ino, to, moved]).unwrap_or(Needs::Nothing),
                 _ => Needs::All,
             },
             _ => Needs::Nothing,
@@ -233,6 +270,7 @@ impl<B: Backend> Gate<B> {
         if !matches!(self.phase, Phase::Serving) {
             return Ok(());
         }
+        self.ask_for_numbers();
         while self.tells < TELLS_MAX
             && let Some(ino) = self.behind.ready()
         {
@@ -242,36 +280,40 @@ impl<B: Backend> Gate<B> {
             let count = noted.map(|noted| noted.step as usize).filter(|count| *count > 0);
             let submitted = match self.behind.next(ino, count) {
                 None => continue,
-                Some(Next::Tell(Telling { change: Change::Lock(held), .. }))
+                Some(Next::Tell(Telling { change: Told::One(Change::Lock(held)), .. }))
                     if is_delegated(&self.state, held.handle) =>
                 {
                     let sequence = Some(self.state.note(key, 0, OPEN)?);
                     let flags = self.state.handle(held.handle).map_or(0, |handle| handle.flags);
                     let plan = translate::open_for_lock(ino, flags);
                     let submitted = self.backend.submit(&Op::of(&plan.asked, plan.in_capacity, sequence));
-                    submitted.map(|token| (token, Then::Opens { fh: held.handle }, 1))
+                    submitted.map(|token| (token, Then::Opens { fh: held.handle }, 1, Vec::new()))
                 }
                 Some(Next::Look) => {
                     let asked = Getattr { marks: fs::BEHIND, ino }.encode();
-                    self.backend.submit(&Op::of(&asked, ROOM_FOR_ATTR, None)).map(|token| (token, Then::Looks, 0))
+                    self.backend
+                        .submit(&Op::of(&asked, ROOM_FOR_ATTR, None))
+                        .map(|token| (token, Then::Looks, 0, Vec::new()))
                 }
-                Some(Next::Tell(telling)) => {
-                    let op = match telling.change {
-                        Change::Write { .. } => WRITE,
-                        Change::Set(_) => SETATTR,
-                        Change::Lock(_) => SETLK,
+                Some(Next::Tell(mut telling)) => {
+                    let (op, folds) = match &mut telling.change {
+                        Told::One(Change::Write { .. }) => (WRITE, Vec::new()),
+                        Told::One(Change::Set(_)) => (SETATTR, Vec::new()),
+                        Told::One(Change::Lock(_)) => (SETLK, Vec::new()),
+                        Told::One(Change::Name(_)) => continue,
+                        Told::Names(batch) => (NAMES, std::mem::take(&mut batch.folds)),
                     };
                     let sequence = Some(self.state.note(key, telling.count as u32, op)?);
                     let count = telling.count;
-                    self.submit_telling(ino, telling, sequence).map(|token| (token, Then::Behind, count))
+                    self.submit_telling(ino, telling, sequence).map(|token| (token, Then::Behind, count, folds))
                 }
             };
-            let Ok((token, then, count)) = submitted else {
+            let Ok((token, then, count, folds)) = submitted else {
                 self.behind.again(ino);
                 break;
             };
             self.tells += 1;
-            self.behind.began(ino, count);
+            self.behind.began(ino, count, folds);
             self.flights.insert(token, Flight { is_left: true, ..Flight::new(key, key, ino, then) });
         }
         Ok(())
@@ -284,9 +326,17 @@ impl<B: Backend> Gate<B> {
         sequence: Option<u64>,
     ) -> Result<Token, crate::backend::Refused> {
         let Telling { time_ns, change, is_exclusive, .. } = telling;
+        let marks = if is_exclusive { fs::BEHIND } else { fs::PROMISED };
+        let change = match change {
+            Told::One(change) => change,
+            Told::Names(batch) => {
+                let asked = fs::Names { marks, parent: ino, time_ns, changes: &batch.changes }.encode();
+                return self.backend.submit(&Op::of(&asked, 0, sequence));
+            }
+        };
         match change {
+            Change::Name(_) => Err(crate::backend::Refused::TooLong),
             Change::Write { offset, bytes } => {
-                let marks = if is_exclusive { fs::BEHIND } else { fs::PROMISED };
                 let asked = Write { marks, ino, offset, time_ns, bytes: &bytes }.encode();
                 self.backend.submit(&Op::of(&asked, ROOM_FOR_ATTR, sequence))
             }
@@ -309,22 +359,51 @@ impl<B: Backend> Gate<B> {
         let ino = flight.ino;
         let told = self.behind.told(ino);
         let is_lock = told.first().is_some_and(|promise| promise.change.is_lock());
+        let are_names = told.first().is_some_and(|promise| matches!(promise.change, Change::Name(_)));
         self.state.answered_once(flight.key)?;
         self.forget_promises(&told)?;
         match done.status {
             0 if is_lock => {}
+            0 if are_names || self.is_directory(ino) => self.note_names_told(ino, done.results),
             0 => self.note_terms(ino, done.results),
-            GONE => self.give_up(ino)?,
+            GONE if !are_names => self.give_up(ino)?,
             errno => {
                 self.has_room &= is_lock;
+                self.names_not_kept(&told, errno as i32);
                 self.not_kept(ino, errno as i32);
             }
         }
-        if !self.behind.has(ino) {
-            let attr = attr_of(&done.data).filter(|_| done.status == 0 && self.cache.is_leased(ino));
-            self.all_told(ino, attr.as_ref());
+        let is_kept = done.status == 0 && (!are_names || done.results[3] & fs::LEASE != 0);
+        let said = attr_of(&done.data).filter(|_| is_kept && !are_names);
+        self.settle(&told, is_kept, said.as_ref());
+        if are_names && !is_kept {
+            self.leave_names(&told);
         }
         Ok(())
+    }
+
+    /// Promises are over: what the inodes are is known, if it `is_kept`; `said`: what the server said of one of them.
+    pub(super) fn settle(&mut self, over: &[Promise], is_kept: bool, said: Option<&fs::Attr>) {
+        for ino in over.iter().flat_map(Promise::subjects) {
+            if self.behind.is_marked(ino) {
+                continue;
+            }
+            let promised = self.cache.memory.promised(ino).copied();
+            let attr = said.filter(|attr| attr.ino.get() == ino).copied().or(promised);
+            let is_known = is_kept && self.cache.is_leased(ino);
+            self.cache.memory.told(ino, attr.filter(|attr| is_known && attr.links.get() > 0).as_ref());
+        }
+        for promise in over {
+            if let Change::Name(naming) = &promise.change {
+                naming.names().for_each(|name| self.cache.memory.told_name(promise.ino, name));
+            }
+        }
+        let chains: HashSet<u64> = over.iter().map(|promise| promise.ino).collect();
+        for ino in chains {
+            if !self.behind.has(ino) {
+                self.all_told(ino);
+            }
+        }
     }
 
     /// The server has a file open, or not, through which a lock was set.
@@ -349,8 +428,10 @@ impl<B: Backend> Gate<B> {
                 let (over, is_kept) = self.behind.looked(ino, attr.ctime_ns.get(), is_exclusive);
                 self.forget_promises(&over)?;
                 if !is_kept {
+                    self.names_not_kept(&over, libc::EIO);
                     self.not_kept(ino, libc::EIO);
                 }
+                self.settle(&over, false, None);
             }
             (GONE, _) => self.give_up(ino)?,
             (errno, _) => {
@@ -358,18 +439,18 @@ impl<B: Backend> Gate<B> {
                 self.not_kept(ino, if errno == 0 { libc::EIO } else { errno as i32 });
             }
         }
-        if !self.behind.has(ino) {
-            self.all_told(ino, None);
-        }
         Ok(())
     }
 
     fn give_up(&mut self, ino: u64) -> Result<(), GateError> {
         let lost = self.behind.give_up(ino);
-        self.forget_promises(&lost)
+        self.forget_promises(&lost)?;
+        self.names_not_kept(&lost, libc::EIO);
+        self.settle(&lost, false, None);
+        Ok(())
     }
 
-    fn forget_promises(&mut self, over: &[Promise]) -> Result<(), GateError> {
+    pub(super) fn forget_promises(&mut self, over: &[Promise]) -> Result<(), GateError> {
         // Under the number of the first they may have been told.
         if let Some(first) = over.first() {
             self.state.answered_once(promise_key(first.id))?;
@@ -381,7 +462,7 @@ impl<B: Backend> Gate<B> {
         })?)
     }
 
-    fn not_kept(&mut self, ino: u64, errno: i32) {
+    pub(super) fn not_kept(&mut self, ino: u64, errno: i32) {
         tracing::error!(ino, errno, "a change that its program was answered is lost");
         self.behind.fails(ino, errno);
         // What the kernel has been told is not so. Attributes alone: that takes no lock.
@@ -391,9 +472,8 @@ impl<B: Backend> Gate<B> {
         self.cache.set_exclusive(ino, false);
     }
 
-    /// Nothing of the inode is promised any more: whoever waited for that goes on.
-    fn all_told(&mut self, ino: u64, attr: Option<&fs::Attr>) {
-        self.cache.memory.told(ino, attr);
+    /// The chain of an inode is over: whoever waited for that goes on.
+    fn all_told(&mut self, ino: u64) {
         for waiting in self.waiting.extract_if(.., |waiting| waiting.ino == ino) {
             // One that is left has its answer.
             if self.flights.remove(waiting.token).is_some_and(|flight| !flight.is_left) {
@@ -406,7 +486,8 @@ impl<B: Backend> Gate<B> {
     pub(super) fn promised_of(&self, what: &What) -> Vec<u64> {
         match what {
             What::Inode { ino, .. } | What::Tell { ino } => {
-                Some(*ino).filter(|ino| self.behind.has(*ino)).into_iter().collect()
+                let own = Some(*ino).filter(|ino| self.behind.has(*ino));
+                own.into_iter().chain(self.behind.home(*ino)).collect()
             }
             What::Everything => self.behind.inos().collect(),
             What::Name { .. } => Vec::new(),
@@ -415,7 +496,7 @@ impl<B: Backend> Gate<B> {
 
     /// Says up to which event everything is told, where the server waits for nothing else.
     pub(super) fn say_told(&mut self, recall: u64) -> bool {
-        self.backend.submit(&Op::of(&Told { recall }.encode(), 0, None)).is_ok()
+        self.backend.submit(&Op::of(&fs::Told { recall }.encode(), 0, None)).is_ok()
     }
 
     /// Takes over what a dead gate had promised, with the numbers under which it was telling.
@@ -445,6 +526,7 @@ impl<B: Backend> Gate<B> {
     /// No answer comes to what was being told, and nobody waits for it any more.
     pub(super) fn interrupt_promises(&mut self) {
         self.tells = 0;
+        self.numbers.interrupted();
         self.behind.interrupted();
         self.waiting.clear();
         self.consent = Consent::No;

@@ -37,8 +37,8 @@ impl<B: Backend> Gate<B> {
             }
             Body::Getattr if self.cache.is_leased(ino) => {
                 let Some(attr) = self.cache.memory.attr(ino).copied() else { return Ok(false) };
-                // How many blocks it has after what was promised only the server says.
-                let is_kept = self.cache.memory.promised(ino).is_none();
+                // How many blocks it has after what was promised only the server says. A directory has none.
+                let is_kept = self.cache.memory.promised(ino).is_none() || is_directory(&attr);
                 self.answer(unique, 0, crate::complete::attributes(&attr, is_kept).as_bytes())?;
             }
             // What `ls`, `cp` and every write ask.

@@ -63,7 +63,8 @@ impl<B: Backend> Gate<B> {
         let wanted: Vec<u64> = self.owed.iter().copied().chain(self.recalls.untold()).collect();
         for ino in wanted {
             let key = stand_key(ino);
-            if !self.state.is_untold(ino) || self.flights.by_key(key).is_some() {
+            let is_told = !self.state.is_untold(ino) || self.flights.by_key(key).is_some();
+            if is_told || self.behind.is_unborn(ino) {
                 continue;
             }
             if self.flights.standing() >= TELLS_MAX {

@@ -1,4 +1,4 @@
-//! Promises in the state object ([`crate::behind`]): a record each, and bytes of writes in blocks of 4 KiB.
+//! Promises in the state object ([`crate::behind`]): a record each, and bytes of writes, or names, in blocks of 4 KiB.
 //!
 //! The bytes are written first, then the record, which counts only if its check value does. A record is emptied once
 //! the server has what it promises.
@@ -9,6 +9,7 @@ use vos_api::fs::{BEHIND_COUNT_MAX, SetAttr};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::{State, StateError, mix};
+use crate::behind::names::{Made, Naming, What};
 use crate::behind::{Change, Promise};
 
 const RECORD_BYTES: usize = 128;
@@ -22,6 +23,9 @@ pub const END: u64 = BLOCKS_AT + (BLOCKS * BLOCK) as u64;
 
 const WRITE: u32 = 1;
 const SET: u32 = 2;
+const MADE: u32 = 3;
+const REMOVED: u32 = 4;
+const MOVED: u32 = 5;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
@@ -42,6 +46,48 @@ struct Record {
 
 const _: () = assert!(size_of::<Record>() == RECORD_BYTES && size_of::<SetAttr>() == 48);
 const _: () = assert!(BLOCKS_AT.is_multiple_of(4096));
+
+/// Of a changed name, where a change of attributes has its fields; the inode lies in `offset`. The bytes are the name
+/// and what follows it.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct NameFields {
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    rdev: u32,
+    /// 0: nothing.
+    replaced: u64,
+    name_bytes: u64,
+    reserved: [u64; 2],
+}
+
+const _: () = assert!(size_of::<NameFields>() == size_of::<SetAttr>());
+
+impl NameFields {
+    fn of(naming: &Naming) -> (u32, NameFields) {
+        let fields = NameFields { name_bytes: naming.name.len() as u64, ..NameFields::new_zeroed() };
+        match &naming.what {
+            What::Made(Made { mode, uid, gid, rdev, .. }) => {
+                (MADE, NameFields { mode: *mode, uid: *uid, gid: *gid, rdev: *rdev, ..fields })
+            }
+            What::Removed => (REMOVED, fields),
+            What::Moved { replaced, .. } => (MOVED, NameFields { replaced: replaced.unwrap_or(0), ..fields }),
+        }
+    }
+
+    fn naming(&self, kind: u32, ino: u64, bytes: &[u8]) -> Option<Naming> {
+        let (name, more) = bytes.split_at_checked(usize::try_from(self.name_bytes).ok()?)?;
+        let NameFields { mode, uid, gid, rdev, replaced, .. } = *self;
+        let what = match kind {
+            MADE => What::Made(Made { mode, uid, gid, rdev, target: more.to_vec() }),
+            REMOVED => What::Removed,
+            MOVED => What::Moved { to: more.to_vec(), replaced: Some(replaced).filter(|ino| *ino != 0) },
+            _ => return None,
+        };
+        Some(Naming { name: name.to_vec(), ino, what })
+    }
+}
 
 /// Which places are free.
 #[derive(Default)]
@@ -80,11 +126,19 @@ impl State {
         let Some(slot) = self.shelf.free.pop() else { return Ok(false) };
         let Promise { id, key, ino, time_ns, before_ns, .. } = *promise;
         let record = Record { id, key, ino, time_ns, before_ns, ..Record::new_zeroed() };
+        let record = Record { block: blocks.start as u64, bytes: promise.change.len() as u32, ..record };
+        let bytes_at = BLOCKS_AT + (blocks.start * BLOCK) as u64;
         let mut record = match &promise.change {
             Change::Write { offset, bytes } => {
-                self.write(bytes, BLOCKS_AT + (blocks.start * BLOCK) as u64)?;
-                let (block, bytes) = (blocks.start as u64, bytes.len() as u32);
-                Record { kind: WRITE, offset: *offset, bytes, block, ..record }
+                self.write(bytes, bytes_at)?;
+                Record { kind: WRITE, offset: *offset, ..record }
+            }
+            Change::Name(naming) => {
+                self.write(&[naming.name.as_slice(), naming.more()].concat(), bytes_at)?;
+                let (kind, fields) = NameFields::of(naming);
+                let mut record = Record { kind, offset: naming.ino, ..record };
+                record.set.copy_from_slice(fields.as_bytes());
+                record
             }
             // They have a place of their own.
             Change::Lock(_) => return Ok(false),
@@ -133,24 +187,22 @@ impl State {
 
     fn load_promise(&self, record: &Record) -> Result<Option<(Promise, std::ops::Range<usize>)>, StateError> {
         let Record { id, key, ino, time_ns, before_ns, offset, .. } = *record;
-        let (change, blocks) = match record.kind {
-            WRITE => {
-                let mut bytes = vec![0; (record.bytes as usize).min(BLOCKS * BLOCK)];
-                let first = usize::try_from(record.block).unwrap_or(usize::MAX);
-                let end = first.saturating_add(bytes.len().div_ceil(BLOCK));
-                if end > BLOCKS {
-                    return Ok(None);
-                }
-                self.read(&mut bytes, BLOCKS_AT + (first * BLOCK) as u64)?;
-                (Change::Write { offset, bytes }, first..end)
+        let mut bytes = vec![0; (record.bytes as usize).min(BLOCKS * BLOCK)];
+        let first = usize::try_from(record.block).unwrap_or(usize::MAX);
+        let end = first.saturating_add(bytes.len().div_ceil(BLOCK));
+        if end > BLOCKS {
+            return Ok(None);
+        }
+        self.read(&mut bytes, BLOCKS_AT + (first * BLOCK) as u64)?;
+        let change = match record.kind {
+            WRITE => Some(Change::Write { offset, bytes }),
+            SET => SetAttr::read_from_bytes(&record.set).ok().map(Change::Set),
+            kind => {
+                let fields = NameFields::read_from_bytes(&record.set).ok();
+                fields.and_then(|fields| fields.naming(kind, offset, &bytes)).map(Change::Name)
             }
-            SET => match SetAttr::read_from_bytes(&record.set) {
-                Ok(wanted) => (Change::Set(wanted), 0..0),
-                Err(_) => return Ok(None),
-            },
-            _ => return Ok(None),
         };
-        Ok(Some((Promise { id, key, ino, time_ns, before_ns, change }, blocks)))
+        Ok(change.map(|change| (Promise { id, key, ino, time_ns, before_ns, change }, first..end)))
     }
 }
 
@@ -174,6 +226,10 @@ mod tests {
         Promise { id, key: 2 * id, ino: 5, time_ns: 7, before_ns: 6, change }
     }
 
+    fn naming(ino: u64, what: What) -> Change {
+        Change::Name(Naming { name: b"name".to_vec(), ino, what })
+    }
+
     #[test]
     fn next_gate_finds_what_was_promised_and_not_told() {
         let object = rustix::fs::memfd_create("gate-state", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
@@ -183,6 +239,10 @@ mod tests {
             promise(3, Change::Write { offset: 9, bytes: vec![1; 5000] }),
             promise(4, Change::Set(wanted)),
             promise(5, Change::Write { offset: 10, bytes: vec![2; 1] }),
+            promise(6, naming(8, What::Made(Made { mode: 1, uid: 2, gid: 3, rdev: 4, target: vec![5; 4095] }))),
+            promise(7, naming(9, What::Removed)),
+            promise(8, naming(8, What::Moved { to: b"else".to_vec(), replaced: Some(9) })),
+            promise(9, naming(8, What::Moved { to: b"where".to_vec(), replaced: None })),
         ];
         for promise in &all {
             assert!(state.promise(promise).expect("written"));
@@ -192,8 +252,8 @@ mod tests {
         state.forget_promise(3).expect("written");
         let mut state = again(&state);
         assert_eq!(state.inherited_promises, all[1..]);
-        assert!(state.promise(&promise(6, Change::Write { offset: 0, bytes: vec![3; 6000] })).expect("written"));
-        assert_eq!(again(&state).inherited_promises.len(), 3);
+        assert!(state.promise(&promise(10, Change::Write { offset: 0, bytes: vec![3; 6000] })).expect("written"));
+        assert_eq!(again(&state).inherited_promises.len(), all.len());
     }
 
     #[test]

@@ -1,0 +1,351 @@
+//! Names of directories that were changed before the server was told.
+//!
+//! The names of a directory are told in their order, many in one operation ([`vos_api::fs::Names`]). With a file that
+//! was made goes what was promised of it since, as far as it is short: so `tar` and `cp` cost a fraction of an operation
+//! for a file. What was made and removed again is not told at all.
+
+use std::collections::{HashMap, HashSet};
+
+use vos_api::fs::{Attr, BARE, CONTENT_BYTES_MAX, MAKES, MOVES, NameChange, REMOVES, SetAttr, valid};
+use zerocopy::FromZeros;
+
+use super::{Behind, Change, Promise, Trust};
+
+/// Names that are told in one operation.
+const NAMES_MAX: usize = 64;
+/// Bytes of files that go with them.
+const BYTES_MAX: usize = 256 << 10;
+const DIRECTORY_BYTES: u64 = 4096;
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Naming {
+    pub name: Vec<u8>,
+    /// What is made, removed or moved.
+    pub ino: u64,
+    pub what: What,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum What {
+    Made(Made),
+    Removed,
+    Moved { to: Vec<u8>, replaced: Option<u64> },
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Made {
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u32,
+    /// Of a symbolic link.
+    pub target: Vec<u8>,
+}
+
+impl Naming {
+    /// Bytes that it brings.
+    pub fn len(&self) -> usize {
+        self.name.len() + self.more().len()
+    }
+
+    /// What follows the name.
+    pub fn more(&self) -> &[u8] {
+        match &self.what {
+            What::Made(made) => &made.target,
+            What::Removed => &[],
+            What::Moved { to, .. } => to,
+        }
+    }
+
+    /// Names that it is about.
+    pub fn names(&self) -> impl Iterator<Item = &[u8]> {
+        let new = matches!(self.what, What::Moved { .. }).then(|| self.more());
+        [self.name.as_slice()].into_iter().chain(new)
+    }
+
+    /// Inodes that it is about, besides the directory.
+    pub fn subjects(&self) -> [Option<u64>; 2] {
+        let replaced = match self.what {
+            What::Moved { replaced, .. } => replaced,
+            _ => None,
+        };
+        [Some(self.ino), replaced]
+    }
+
+    pub fn makes(&self, ino: u64) -> bool {
+        self.ino == ino && matches!(self.what, What::Made(_))
+    }
+
+    /// What was made, as it is at first.
+    pub fn made(&self, time_ns: u64) -> Option<Attr> {
+        let What::Made(made) = &self.what else { return None };
+        let is_directory = made.mode & libc::S_IFMT == libc::S_IFDIR;
+        let time = time_ns.into();
+        Some(Attr {
+            ino: self.ino.into(),
+            bytes: if is_directory { DIRECTORY_BYTES } else { made.target.len() as u64 }.into(),
+            blocks: 0.into(),
+            atime_ns: time,
+            mtime_ns: time,
+            ctime_ns: time,
+            mode: made.mode.into(),
+            links: if is_directory { 2 } else { 1 }.into(),
+            uid: made.uid.into(),
+            gid: made.gid.into(),
+            rdev: made.rdev.into(),
+            marks: BARE.into(),
+        })
+    }
+}
+
+/// Names that are told together.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Batch {
+    pub changes: Vec<u8>,
+    /// Promises of files that go with them.
+    pub folds: Vec<(u64, usize)>,
+}
+
+/// A file that is made, with what goes with it.
+struct File {
+    head: NameChange,
+    content: Vec<u8>,
+}
+
+impl File {
+    /// Adds what was promised of it. `false`: that is told by itself.
+    fn fold(&mut self, promise: &Promise, room: usize) -> bool {
+        match &promise.change {
+            Change::Write { offset, bytes } => {
+                let end = self.content.len() + bytes.len();
+                if *offset != self.content.len() as u64 || end as u64 > CONTENT_BYTES_MAX || bytes.len() > room {
+                    return false;
+                }
+                self.content.extend_from_slice(bytes);
+                self.head.mtime_ns = promise.time_ns.into();
+            }
+            Change::Set(wanted) => self.set(wanted),
+            Change::Lock(_) | Change::Name(_) => return false,
+        }
+        self.head.ctime_ns = promise.time_ns.into();
+        true
+    }
+
+    fn set(&mut self, wanted: &SetAttr) {
+        let has = |bit| wanted.valid.get() & bit != 0;
+        let head = &mut self.head;
+        let mode = head.mode.get() & libc::S_IFMT | wanted.mode.get() & 0o7777;
+        head.mode = if has(valid::MODE) { mode.into() } else { head.mode };
+        head.uid = if has(valid::UID) { wanted.uid } else { head.uid };
+        head.gid = if has(valid::GID) { wanted.gid } else { head.gid };
+        head.atime_ns = if has(valid::ATIME) { wanted.atime_ns } else { head.atime_ns };
+        head.mtime_ns = if has(valid::MTIME) { wanted.mtime_ns } else { head.mtime_ns };
+    }
+}
+
+impl Behind {
+    /// The next names of a directory that are told together: how many promises, the time of the last, and what is said.
+    pub(super) fn batch<'a>(
+        &self,
+        promises: impl Iterator<Item = &'a Promise>,
+        is_exclusive: bool,
+    ) -> (usize, u64, Batch) {
+        let mut taken: Vec<(&Promise, &Naming)> = Vec::new();
+        for promise in promises.take(NAMES_MAX) {
+            let Change::Name(naming) = &promise.change else { break };
+            taken.push((promise, naming));
+        }
+        let passing = passing(&taken);
+        let mut batch = Batch::default();
+        let mut room = BYTES_MAX;
+        for (promise, naming) in taken.iter().filter(|(_, naming)| !passing.contains(&naming.ino)) {
+            let mut file = File { head: head(promise, naming), content: Vec::new() };
+            if is_exclusive && matches!(naming.what, What::Made(_)) {
+                let count = self.fold(naming.ino, &mut file, room);
+                room -= file.content.len();
+                if count > 0 {
+                    batch.folds.push((naming.ino, count));
+                }
+            }
+            let more = if file.content.is_empty() { naming.more() } else { &file.content };
+            file.head.push(&naming.name, more, &mut batch.changes);
+        }
+        (taken.len(), taken.last().map_or(0, |(promise, _)| promise.time_ns), batch)
+    }
+
+    /// What of a file's chain goes with its name: so many promises.
+    fn fold(&self, ino: u64, file: &mut File, room: usize) -> usize {
+        let Some(chain) = self.chains.get(&ino).filter(|it| it.telling == 0 && it.trust == Trust::Exclusive) else {
+            return 0;
+        };
+        let mut count = 0;
+        for promise in &chain.promises {
+            let left = room - file.content.len();
+            if !file.fold(promise, left) {
+                break;
+            }
+            count += 1;
+        }
+        count
+    }
+}
+
+fn head(promise: &Promise, naming: &Naming) -> NameChange {
+    let time = promise.time_ns.into();
+    let new = NameChange { ino: naming.ino.into(), time_ns: time, ..NameChange::new_zeroed() };
+    match &naming.what {
+        What::Made(made) => NameChange {
+            kind: MAKES.into(),
+            mode: made.mode.into(),
+            uid: made.uid.into(),
+            gid: made.gid.into(),
+            rdev: made.rdev.into(),
+            atime_ns: time,
+            mtime_ns: time,
+            ctime_ns: time,
+            ..new
+        },
+        What::Removed => NameChange { kind: REMOVES.into(), ..new },
+        What::Moved { .. } => NameChange { kind: MOVES.into(), ..new },
+    }
+}
+
+/// Inodes that are made and removed again, and that nothing else is about.
+fn passing(taken: &[(&Promise, &Naming)]) -> HashSet<u64> {
+    let mut made = HashMap::new();
+    for (_, naming) in taken {
+        match naming.what {
+            What::Made(_) => _ = made.insert(naming.ino, false),
+            What::Removed => _ = made.get_mut(&naming.ino).map(|is_removed| *is_removed = true),
+            What::Moved { replaced, .. } => {
+                made.remove(&naming.ino);
+                replaced.map(|ino| made.remove(&ino));
+            }
+        }
+    }
+    made.into_iter().filter(|(_, is_removed)| *is_removed).map(|(ino, _)| ino).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Next, Telling, Told};
+    use super::*;
+
+    const DIRECTORY: u64 = 5;
+
+    fn name(id: u64, name: &str, ino: u64, what: What) -> Promise {
+        let change = Change::Name(Naming { name: name.into(), ino, what });
+        Promise { id, key: 2 * id, ino: DIRECTORY, time_ns: 100 + id, before_ns: 99 + id, change }
+    }
+
+    fn file() -> What {
+        What::Made(Made { mode: libc::S_IFREG | 0o600, uid: 1, gid: 2, rdev: 0, target: Vec::new() })
+    }
+
+    fn of_file(id: u64, ino: u64, change: Change) -> Promise {
+        Promise { id, key: 2 * id, ino, time_ns: 100 + id, before_ns: 99 + id, change }
+    }
+
+    fn write(offset: u64, bytes: &[u8]) -> Change {
+        Change::Write { offset, bytes: bytes.to_vec() }
+    }
+
+    fn set_mode(mode: u32) -> Change {
+        Change::Set(SetAttr { valid: valid::MODE.into(), mode: mode.into(), ..SetAttr::new_zeroed() })
+    }
+
+    fn told(behind: &mut Behind, ino: u64) -> (Telling, Batch) {
+        let Some(Next::Tell(telling)) = behind.next(ino, None) else { panic!("something is told of {ino}") };
+        let Told::Names(batch) = telling.change.clone() else { panic!("names are told of {ino}") };
+        behind.began(ino, telling.count, batch.folds.clone());
+        (telling, batch)
+    }
+
+    /// Kind, inode, name, what follows it, mode, and mtime.
+    type Said = (u16, u64, String, Vec<u8>, u32, u64);
+
+    fn said(batch: &Batch) -> Vec<Said> {
+        let (mut rest, mut said) = (batch.changes.as_slice(), Vec::new());
+        while let Some((head, name, more, left)) = NameChange::split(rest) {
+            let name = String::from_utf8_lossy(name).into_owned();
+            said.push((head.kind.get(), head.ino.get(), name, more.to_vec(), head.mode.get(), head.mtime_ns.get()));
+            rest = left;
+        }
+        assert!(rest.is_empty());
+        said
+    }
+
+    #[test]
+    fn short_file_is_told_with_its_name_and_what_does_not_go_with_it_comes_later() {
+        let mut behind = Behind::default();
+        behind.add(name(1, "a", 10, file()));
+        behind.add(of_file(2, 10, write(0, b"one")));
+        behind.add(of_file(3, 10, write(3, b"two")));
+        behind.add(of_file(4, 10, set_mode(0o640)));
+        behind.add(of_file(5, 10, write(9000, b"far")));
+        behind.add(name(6, "b", 11, file()));
+        assert_eq!(behind.ready(), Some(DIRECTORY));
+        assert_eq!(behind.ready(), None, "what is not made yet waits for its name");
+        assert!(behind.is_unborn(10) && behind.waits_on(11) == Some(DIRECTORY));
+        let (telling, batch) = told(&mut behind, DIRECTORY);
+        assert_eq!((telling.count, telling.time_ns, batch.folds.as_slice()), (2, 106, &[(10, 3)][..]));
+        let expected = [
+            (MAKES, 10, "a".to_owned(), b"onetwo".to_vec(), 0o100_640, 103),
+            (MAKES, 11, "b".to_owned(), Vec::new(), 0o100_600, 106),
+        ];
+        assert_eq!(said(&batch), expected);
+        assert_eq!(behind.told(DIRECTORY).iter().map(|promise| promise.id).collect::<Vec<_>>(), [1, 6, 2, 3, 4]);
+        assert!(!behind.is_unborn(10) && behind.is_marked(10) && !behind.is_marked(DIRECTORY));
+        assert_eq!(behind.ready(), Some(10));
+        assert!(matches!(behind.next(10, None), Some(Next::Tell(telling)) if telling.id == 5));
+    }
+
+    #[test]
+    fn what_was_made_and_removed_is_not_told_unless_something_else_is_about_it() {
+        let mut behind = Behind::default();
+        let moved = |to: &str, replaced| What::Moved { to: to.into(), replaced };
+        behind.add(name(1, "a", 10, file()));
+        behind.add(name(2, "b", 11, file()));
+        behind.add(name(3, "a", 10, What::Removed));
+        behind.add(name(4, "a", 12, file()));
+        behind.add(name(5, "b", 11, moved("a", Some(12))));
+        behind.add(name(6, "a", 11, What::Removed));
+        behind.add(name(7, "old", 13, What::Removed));
+        behind.ready();
+        let (telling, batch) = told(&mut behind, DIRECTORY);
+        assert_eq!(telling.count, 7);
+        let kinds: Vec<(u16, u64)> = said(&batch).iter().map(|said| (said.0, said.1)).collect();
+        assert_eq!(kinds, [(MAKES, 11), (MAKES, 12), (MOVES, 11), (REMOVES, 11), (REMOVES, 13)]);
+        behind.told(DIRECTORY);
+        assert!(behind.is_empty() && behind.changed_count() == 0);
+    }
+
+    #[test]
+    fn file_that_loses_its_name_leaves_only_what_is_being_told() {
+        let mut behind = Behind::default();
+        behind.add(of_file(1, 10, write(0, b"one")));
+        behind.ready();
+        behind.began(10, 1, Vec::new());
+        behind.add(of_file(2, 10, write(100_000, b"two")));
+        behind.add(name(3, "a", 10, What::Removed));
+        assert_eq!(behind.drop_untold(10).iter().map(|promise| promise.id).collect::<Vec<_>>(), [2]);
+        behind.told(10);
+        assert_eq!(behind.waits_on(10), Some(DIRECTORY));
+        assert_eq!(behind.home(10), Some(DIRECTORY));
+    }
+
+    #[test]
+    fn after_a_fence_a_directory_comes_before_what_it_is_about() {
+        let mut behind = Behind::default();
+        behind.add(name(1, "a", 10, file()));
+        behind.add(of_file(2, 10, write(0, b"one")));
+        behind.ready();
+        told(&mut behind, DIRECTORY);
+        behind.interrupted();
+        assert_eq!((behind.ready(), behind.ready()), (Some(DIRECTORY), None));
+        assert!(matches!(behind.next(DIRECTORY, None), Some(Next::Look)));
+        assert_eq!(behind.looked(DIRECTORY, 101, true).0.len(), 1, "it had been told");
+        assert_eq!(behind.ready(), Some(10));
+        assert!(matches!(behind.next(10, None), Some(Next::Look)), "with the file, or without");
+    }
+}
