@@ -393,7 +393,7 @@ impl Behind {
         let first = promises.peek().copied()?;
         let (id, mut time_ns) = (first.id, first.time_ns);
         if let Change::Name(_) = first.change {
-            let (count, time_ns, batch) = self.batch(promises, is_exclusive);
+            let (count, time_ns, batch) = self.batch(promises, count.is_some());
             return Some(Next::Tell(Telling { id, count, time_ns, change: Told::Names(batch), is_exclusive }));
         }
         let (mut change, mut count) = (first.change.clone(), 1);
@@ -432,6 +432,8 @@ impl Behind {
         let folds = self.folded.remove(&ino).unwrap_or_default();
         let mut told = self.told_of(ino);
         folds.into_iter().for_each(|(file, _)| told.extend(self.told_of(file)));
+        let gone = self.gone_with(&told);
+        told.extend(gone);
         told
     }
 
@@ -464,7 +466,10 @@ impl Behind {
             }
             Some(done) => {
                 chain.trust = trust;
-                (self.take(ino, done), true)
+                let mut over = self.take(ino, done);
+                let gone = self.gone_with(&over);
+                over.extend(gone);
+                (over, true)
             }
             None => (self.give_up(ino), false),
         }

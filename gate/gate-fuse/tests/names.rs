@@ -20,6 +20,7 @@ fn own_directory(path: &Path) {
     fs::create_dir(path).expect("mkdir");
     fs::write(path.join("first"), b"first").expect("write");
     fs::remove_file(path.join("first")).expect("unlink");
+    File::open(path).expect("open").sync_all().expect("sync");
     fs::metadata(path).expect("stat");
 }
 

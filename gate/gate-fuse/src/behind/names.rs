@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use vos_api::fs::{Attr, BARE, CONTENT_BYTES_MAX, MAKES, MOVES, NameChange, REMOVES, SetAttr, valid};
 use zerocopy::FromZeros;
 
-use super::{Behind, Change, Promise, Trust};
+use super::{Behind, Change, Promise};
 
 /// Names that are told in one operation.
 const NAMES_MAX: usize = 64;
@@ -114,11 +114,11 @@ struct File {
 
 impl File {
     /// Adds what was promised of it. `false`: that is told by itself.
-    fn fold(&mut self, promise: &Promise, room: usize) -> bool {
+    fn fold(&mut self, promise: &Promise) -> bool {
         match &promise.change {
             Change::Write { offset, bytes } => {
                 let end = self.content.len() + bytes.len();
-                if *offset != self.content.len() as u64 || end as u64 > CONTENT_BYTES_MAX || bytes.len() > room {
+                if *offset != self.content.len() as u64 || end as u64 > CONTENT_BYTES_MAX {
                     return false;
                 }
                 self.content.extend_from_slice(bytes);
@@ -145,24 +145,24 @@ impl File {
 
 impl Behind {
     /// The next names of a directory that are told together: how many promises, the time of the last, and what is said.
-    pub(super) fn batch<'a>(
-        &self,
-        promises: impl Iterator<Item = &'a Promise>,
-        is_exclusive: bool,
-    ) -> (usize, u64, Batch) {
+    /// `is_again`: all of them, as a gate before this one may have told them.
+    pub(super) fn batch<'a>(&self, promises: impl Iterator<Item = &'a Promise>, is_again: bool) -> (usize, u64, Batch) {
         let mut taken: Vec<(&Promise, &Naming)> = Vec::new();
         for promise in promises.take(NAMES_MAX) {
             let Change::Name(naming) = &promise.change else { break };
             taken.push((promise, naming));
         }
+        if !is_again {
+            taken.truncate(self.count_with_files(&taken));
+        }
         let passing = passing(&taken);
         let mut batch = Batch::default();
-        let mut room = BYTES_MAX;
         for (promise, naming) in taken.iter().filter(|(_, naming)| !passing.contains(&naming.ino)) {
             let mut file = File { head: head(promise, naming), content: Vec::new() };
-            if is_exclusive && matches!(naming.what, What::Made(_)) {
-                let count = self.fold(naming.ino, &mut file, room);
-                room -= file.content.len();
+            if matches!(naming.what, What::Made(_)) {
+                // Again only what has to come before a further name, as it did then.
+                let until = if is_again { moved_at(&taken, naming.ino) } else { u64::MAX };
+                let count = self.fold(naming.ino, &mut file, until);
                 if count > 0 {
                     batch.folds.push((naming.ino, count));
                 }
@@ -173,21 +173,63 @@ impl Behind {
         (taken.len(), taken.last().map_or(0, |(promise, _)| promise.time_ns), batch)
     }
 
-    /// What of a file's chain goes with its name: so many promises.
-    fn fold(&self, ino: u64, file: &mut File, room: usize) -> usize {
-        let Some(chain) = self.chains.get(&ino).filter(|it| it.telling == 0 && it.trust == Trust::Exclusive) else {
-            return 0;
-        };
-        let mut count = 0;
-        for promise in &chain.promises {
-            let left = room - file.content.len();
-            if !file.fold(promise, left) {
-                break;
+    /// How many of them go together with their files. At least one.
+    fn count_with_files(&self, taken: &[(&Promise, &Naming)]) -> usize {
+        let mut room = BYTES_MAX;
+        for (at, (promise, naming)) in taken.iter().enumerate() {
+            if !matches!(naming.what, What::Made(_)) {
+                continue;
             }
-            count += 1;
+            let mut file = File { head: head(promise, naming), content: Vec::new() };
+            self.fold(naming.ino, &mut file, u64::MAX);
+            match room.checked_sub(file.content.len()) {
+                Some(left) => room = left,
+                None => return at,
+            }
         }
-        count
+        taken.len()
     }
+
+    /// What of a file's chain goes with its name, of promises before `until`: so many. Nobody else can have changed
+    /// what is not made yet.
+    fn fold(&self, ino: u64, file: &mut File, until: u64) -> usize {
+        let Some(chain) = self.chains.get(&ino).filter(|chain| chain.telling == 0) else { return 0 };
+        chain.promises.iter().take_while(|promise| promise.id < until && file.fold(promise)).count()
+    }
+
+    /// Whether all that is promised of an inode is told before, or together with, what is promised of its name next.
+    pub fn goes_with_name(&self, ino: u64) -> bool {
+        let Some(chain) = self.chains.get(&ino) else { return true };
+        let home = self.homes.get(&ino).filter(|home| home.is_unborn).and_then(|it| self.chains.get(&it.directory));
+        let made = home.into_iter().flat_map(|home| &home.promises).enumerate().find_map(|(at, promise)| {
+            let Change::Name(naming) = &promise.change else { return None };
+            naming.makes(ino).then_some((at, promise, naming))
+        });
+        let (Some(home), Some((at, promise, naming))) = (home, made) else { return false };
+        if at < home.telling {
+            return chain.telling == chain.promises.len();
+        }
+        let mut file = File { head: head(promise, naming), content: Vec::new() };
+        self.fold(ino, &mut file, u64::MAX) == chain.promises.len()
+    }
+
+    /// What went with names that are told: whatever was promised of a file before it was moved.
+    pub(super) fn gone_with(&mut self, told: &[Promise]) -> Vec<Promise> {
+        let mut gone = Vec::new();
+        for promise in told {
+            let Change::Name(Naming { ino, what: What::Moved { .. }, .. }) = &promise.change else { continue };
+            let Some(chain) = self.chains.get(ino).filter(|chain| chain.telling == 0) else { continue };
+            let count = chain.promises.iter().take_while(|before| before.id < promise.id).count();
+            gone.extend(self.take(*ino, count));
+        }
+        gone
+    }
+}
+
+/// Number of the promise that moves an inode for the first time; 0: none does.
+fn moved_at(taken: &[(&Promise, &Naming)], ino: u64) -> u64 {
+    let is_move = |naming: &Naming| naming.ino == ino && matches!(naming.what, What::Moved { .. });
+    taken.iter().find(|(_, naming)| is_move(naming)).map_or(0, |(promise, _)| promise.id)
 }
 
 fn head(promise: &Promise, naming: &Naming) -> NameChange {
@@ -332,6 +374,42 @@ mod tests {
         behind.told(10);
         assert_eq!(behind.waits_on(10), Some(DIRECTORY));
         assert_eq!(behind.home(10), Some(DIRECTORY));
+    }
+
+    #[test]
+    fn file_is_moved_once_all_that_is_promised_of_it_goes_with_its_name() {
+        let mut behind = Behind::default();
+        behind.add(name(1, "a", 10, file()));
+        behind.add(of_file(2, 10, write(0, b"one")));
+        assert!(behind.goes_with_name(10) && behind.goes_with_name(11));
+        behind.add(name(3, "a", 10, What::Moved { to: b"b".to_vec(), replaced: None }));
+        behind.add(of_file(4, 10, write(9000, b"two")));
+        assert!(!behind.goes_with_name(10), "the second is told by itself");
+        // A gate that died may have told it.
+        behind.interrupted();
+        assert_eq!(behind.looked(DIRECTORY, 100, true), (Vec::new(), true));
+        let Some(Next::Tell(Telling { change: Told::Names(batch), .. })) = behind.next(DIRECTORY, Some(2)) else {
+            panic!("names are told")
+        };
+        assert_eq!(batch.folds, [(10, 1)]);
+        behind.interrupted();
+        let (over, _) = behind.looked(DIRECTORY, 103, true);
+        assert_eq!(over.iter().map(|promise| promise.id).collect::<Vec<_>>(), [1, 3, 2]);
+        assert_eq!((behind.ready().into_iter().chain(behind.ready()).last(), behind.first(10)), (Some(10), Some(4)));
+    }
+
+    #[test]
+    fn names_that_are_told_together_are_as_many_as_have_room_with_their_files() {
+        let mut behind = Behind::default();
+        for number in 0..30 {
+            behind.add(name(1 + 2 * number, &number.to_string(), 10 + number, file()));
+            behind.add(of_file(2 + 2 * number, 10 + number, write(0, &[7; CONTENT_BYTES_MAX as usize])));
+        }
+        let (telling, batch) = told(&mut behind, DIRECTORY);
+        assert_eq!((telling.count, batch.folds.len()), (16, 16));
+        assert!(behind.goes_with_name(10) && behind.goes_with_name(39), "what is being told, and what will be");
+        behind.add(of_file(100, 10, set_mode(0o640)));
+        assert!(!behind.goes_with_name(10));
     }
 
     #[test]

@@ -184,7 +184,7 @@ impl<B: Backend> Gate<B> {
                 let (ino, replaced) = (name(old)??, name(new)?);
                 let attr = self.cache.memory.certain(ino)?;
                 // What is promised of it comes first.
-                let is_free = attr.links.get() > 0 && self.has_for_itself(ino) && !self.behind.has(ino);
+                let is_free = attr.links.get() > 0 && self.has_for_itself(ino) && self.behind.goes_with_name(ino);
                 let may_replace = replaced.is_none_or(|replaced| {
                     replaced != ino && !self.is_directory(ino) && !self.is_directory(replaced) && self.may_go(replaced)
                 });
