@@ -185,6 +185,8 @@ struct Chain {
     /// How many of them are being told.
     telling: usize,
     trust: Trust,
+    /// It is being found out whether others changed the inode.
+    is_looked_at: bool,
 }
 
 /// Where an inode has, or had, its name.
@@ -343,7 +345,7 @@ impl Behind {
         }
         self.bytes += promise.change.len();
         self.count += 1;
-        let new = || Chain { promises: VecDeque::new(), telling: 0, trust: Trust::Exclusive };
+        let new = || Chain { promises: VecDeque::new(), telling: 0, trust: Trust::Exclusive, is_looked_at: false };
         let chain = self.chains.entry(ino).or_insert_with(new);
         chain.promises.push_back(promise);
         if chain.promises.len() == 1 {
@@ -386,14 +388,14 @@ impl Behind {
         // Of locks others say whether they are in the way.
         let is_lock = chain.promises.front().is_some_and(|promise| promise.change.is_lock());
         if chain.trust == Trust::Suspect && !is_lock {
-            return Some(Next::Look);
+            return (!chain.is_looked_at).then_some(Next::Look);
         }
         let mut promises = chain.promises.iter().take(count.unwrap_or(usize::MAX)).peekable();
         let is_exclusive = chain.trust == Trust::Exclusive;
         let first = promises.peek().copied()?;
         let (id, mut time_ns) = (first.id, first.time_ns);
         if let Change::Name(_) = first.change {
-            let (count, time_ns, batch) = self.batch(promises, count.is_some());
+            let (count, time_ns, batch) = self.batch(chain, count);
             return Some(Next::Tell(Telling { id, count, time_ns, change: Told::Names(batch), is_exclusive }));
         }
         let (mut change, mut count) = (first.change.clone(), 1);
@@ -418,6 +420,13 @@ impl Behind {
         }
         if let Some(chain) = self.chains.get_mut(&ino) {
             chain.telling = count;
+        }
+    }
+
+    /// An inode is being looked at.
+    pub fn looks(&mut self, ino: u64) {
+        if let Some(chain) = self.chains.get_mut(&ino) {
+            chain.is_looked_at = true;
         }
     }
 
@@ -446,8 +455,8 @@ impl Behind {
     /// Promises of a file that loses its name: nobody will see what they do. What is being told is told.
     pub fn drop_untold(&mut self, ino: u64) -> Vec<Promise> {
         let Some(chain) = self.chains.get(&ino) else { return Vec::new() };
-        let (from, to) = (chain.telling, chain.promises.len());
-        self.take_range(ino, from..to)
+        let to = chain.promises.len();
+        self.take_range(ino, chain.telling.min(to)..to)
     }
 
     /// What a fenced session found: the inode's change time. Answers promises that are over: those that were carried
@@ -455,6 +464,11 @@ impl Behind {
     /// `is_exclusive`: nobody else can have it.
     pub fn looked(&mut self, ino: u64, changed_ns: u64, is_exclusive: bool) -> (Vec<Promise>, bool) {
         let Some(chain) = self.chains.get_mut(&ino) else { return (Vec::new(), true) };
+        chain.is_looked_at = false;
+        // It was asked for twice, and is answered by now.
+        if chain.trust != Trust::Suspect || chain.telling != 0 {
+            return (Vec::new(), true);
+        }
         let trust = if is_exclusive { Trust::Exclusive } else { Trust::Looked };
         let is_as_before = chain.promises.front().is_some_and(|promise| promise.before_ns == changed_ns);
         let done = chain.promises.iter().rposition(|promise| promise.time_ns == changed_ns).map(|at| at + 1);
@@ -563,7 +577,7 @@ impl Behind {
         self.ready.clear();
         self.folded.clear();
         for (ino, chain) in &mut self.chains {
-            (chain.telling, chain.trust) = (0, Trust::Suspect);
+            (chain.telling, chain.trust, chain.is_looked_at) = (0, Trust::Suspect, false);
             self.ready.push_back(*ino);
         }
     }

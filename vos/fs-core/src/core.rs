@@ -319,6 +319,13 @@ impl Fs {
         self.meta_bytes.load(Ordering::Relaxed).max(0) as u64 + self.store.pending_bytes() as u64
     }
 
+    /// Metadata grows by what was promised, which is told whatever the host says: its word goes for what comes next.
+    pub(crate) fn ask_for_metadata(&self) {
+        if self.aside.metadata().is_err() {
+            self.is_host_full.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Sessions that write behind came or went.
     pub(crate) fn keep_back(&self) {
         self.blocks.lock().keep_back(self.leases.behind_count());

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use vos_api::fs::{Attr, BARE, CONTENT_BYTES_MAX, MAKES, MOVES, NameChange, REMOVES, SetAttr, valid};
 use zerocopy::FromZeros;
 
-use super::{Behind, Change, Promise};
+use super::{Behind, Chain, Change, Promise};
 
 /// Names that are told in one operation.
 const NAMES_MAX: usize = 64;
@@ -145,14 +145,14 @@ impl File {
 
 impl Behind {
     /// The next names of a directory that are told together: how many promises, the time of the last, and what is said.
-    /// `is_again`: all of them, as a gate before this one may have told them.
-    pub(super) fn batch<'a>(&self, promises: impl Iterator<Item = &'a Promise>, is_again: bool) -> (usize, u64, Batch) {
+    /// `again`: so many, as a gate before this one may have told them.
+    pub(super) fn batch(&self, chain: &Chain, again: Option<usize>) -> (usize, u64, Batch) {
         let mut taken: Vec<(&Promise, &Naming)> = Vec::new();
-        for promise in promises.take(NAMES_MAX) {
+        for promise in chain.promises.iter().take(again.unwrap_or(NAMES_MAX)) {
             let Change::Name(naming) = &promise.change else { break };
             taken.push((promise, naming));
         }
-        if !is_again {
+        if again.is_none() {
             taken.truncate(self.count_with_files(&taken));
         }
         let passing = passing(&taken);
@@ -161,7 +161,7 @@ impl Behind {
             let mut file = File { head: head(promise, naming), content: Vec::new() };
             if matches!(naming.what, What::Made(_)) {
                 // Again only what has to come before a further name, as it did then.
-                let until = if is_again { moved_at(&taken, naming.ino) } else { u64::MAX };
+                let until = if again.is_some() { moved_at(chain, naming.ino) } else { u64::MAX };
                 let count = self.fold(naming.ino, &mut file, until);
                 if count > 0 {
                     batch.folds.push((naming.ino, count));
@@ -177,12 +177,11 @@ impl Behind {
     fn count_with_files(&self, taken: &[(&Promise, &Naming)]) -> usize {
         let mut room = BYTES_MAX;
         for (at, (promise, naming)) in taken.iter().enumerate() {
-            if !matches!(naming.what, What::Made(_)) {
-                continue;
-            }
             let mut file = File { head: head(promise, naming), content: Vec::new() };
-            self.fold(naming.ino, &mut file, u64::MAX);
-            match room.checked_sub(file.content.len()) {
+            if matches!(naming.what, What::Made(_)) {
+                self.fold(naming.ino, &mut file, u64::MAX);
+            }
+            match room.checked_sub(file.content.len() + naming.len()) {
                 Some(left) => room = left,
                 None => return at,
             }
@@ -226,10 +225,13 @@ impl Behind {
     }
 }
 
-/// Number of the promise that moves an inode for the first time; 0: none does.
-fn moved_at(taken: &[(&Promise, &Naming)], ino: u64) -> u64 {
-    let is_move = |naming: &Naming| naming.ino == ino && matches!(naming.what, What::Moved { .. });
-    taken.iter().find(|(_, naming)| is_move(naming)).map_or(0, |(promise, _)| promise.id)
+/// Number of the promise that moves an inode for the first time, told together with its name or later; 0: none does.
+fn moved_at(chain: &Chain, ino: u64) -> u64 {
+    let is_move = |change: &Change| match change {
+        Change::Name(naming) => naming.ino == ino && matches!(naming.what, What::Moved { .. }),
+        _ => false,
+    };
+    chain.promises.iter().find(|promise| is_move(&promise.change)).map_or(0, |promise| promise.id)
 }
 
 fn head(promise: &Promise, naming: &Naming) -> NameChange {
@@ -257,6 +259,8 @@ fn passing(taken: &[(&Promise, &Naming)]) -> HashSet<u64> {
     let mut made = HashMap::new();
     for (_, naming) in taken {
         match naming.what {
+            // Programs may work in a directory that is removed, or have it open.
+            What::Made(Made { mode, .. }) if mode & libc::S_IFMT == libc::S_IFDIR => {}
             What::Made(_) => _ = made.insert(naming.ino, false),
             What::Removed => _ = made.get_mut(&naming.ino).map(|is_removed| *is_removed = true),
             What::Moved { replaced, .. } => {
@@ -399,6 +403,39 @@ mod tests {
     }
 
     #[test]
+    fn what_went_with_a_name_that_is_told_again_goes_with_it_although_its_move_comes_later() {
+        let mut behind = Behind::default();
+        behind.add(name(1, "a", 10, file()));
+        behind.add(of_file(2, 10, write(0, b"one")));
+        told(&mut behind, DIRECTORY);
+        behind.add(name(3, "a", 10, What::Moved { to: b"b".to_vec(), replaced: None }));
+        behind.interrupted();
+        assert_eq!(behind.looked(DIRECTORY, 100, true), (Vec::new(), true), "the server had not carried it out");
+        let Some(Next::Tell(Telling { change: Told::Names(batch), .. })) = behind.next(DIRECTORY, Some(1)) else {
+            panic!("names are told")
+        };
+        assert_eq!(batch.folds, [(10, 1)]);
+        behind.began(DIRECTORY, 1, batch.folds);
+        assert_eq!(behind.told(DIRECTORY).len(), 2);
+        let (telling, _) = told(&mut behind, DIRECTORY);
+        assert_eq!((telling.id, behind.told(DIRECTORY).len(), behind.is_empty()), (3, 1, true));
+    }
+
+    #[test]
+    fn what_is_being_looked_at_is_not_looked_at_twice() {
+        let mut behind = Behind::default();
+        behind.add(name(1, "a", 10, file()));
+        behind.interrupted();
+        assert!(matches!(behind.next(DIRECTORY, None), Some(Next::Look)));
+        behind.looks(DIRECTORY);
+        assert!(behind.next(DIRECTORY, None).is_none());
+        behind.looked(DIRECTORY, 100, true);
+        told(&mut behind, DIRECTORY);
+        assert_eq!(behind.looked(DIRECTORY, 777, true), (Vec::new(), true), "an answer of before");
+        assert_eq!(behind.told(DIRECTORY).len(), 1);
+    }
+
+    #[test]
     fn names_that_are_told_together_are_as_many_as_have_room_with_their_files() {
         let mut behind = Behind::default();
         for number in 0..30 {
@@ -406,7 +443,7 @@ mod tests {
             behind.add(of_file(2 + 2 * number, 10 + number, write(0, &[7; CONTENT_BYTES_MAX as usize])));
         }
         let (telling, batch) = told(&mut behind, DIRECTORY);
-        assert_eq!((telling.count, batch.folds.len()), (16, 16));
+        assert_eq!((telling.count, batch.folds.len()), (15, 15));
         assert!(behind.goes_with_name(10) && behind.goes_with_name(39), "what is being told, and what will be");
         behind.add(of_file(100, 10, set_mode(0o640)));
         assert!(!behind.goes_with_name(10));

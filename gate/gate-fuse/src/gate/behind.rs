@@ -94,7 +94,8 @@ impl<B: Backend> Gate<B> {
             _ => request.header.nodeid,
         };
         // Nor while somebody waits for what is promised of it: they would wait for ever.
-        let may = self.cache.is_exclusive(ino) && self.may_promise() && !self.is_waited_for(ino);
+        let is_wanted = self.is_waited_for(ino) || self.recalls.awaits(ino);
+        let may = self.cache.is_exclusive(ino) && self.may_promise() && !is_wanted;
         if !may || self.state.noted(key).is_some() {
             return Ok(false);
         }
@@ -230,7 +231,12 @@ impl<B: Backend> Gate<B> {
             }
             Body::Open(head) if head.flags & libc::O_TRUNC as u32 != 0 => of(ino),
             // There has to be such an inode.
-            Body::Open(_) | Body::Readlink | Body::Getxattr { .. } | Body::Listxattr { .. } | Body::Setlk { .. }
+            Body::Open(_)
+            | Body::Readlink
+            | Body::Getxattr { .. }
+            | Body::Listxattr { .. }
+            | Body::Setlk { .. }
+            | Body::Getlk(_)
                 if self.behind.home(ino).is_some() =>
             {
                 of(ino)
@@ -313,7 +319,10 @@ impl<B: Backend> Gate<B> {
                 break;
             };
             self.tells += 1;
-            self.behind.began(ino, count, folds);
+            match then {
+                Then::Looks => self.behind.looks(ino),
+                _ => self.behind.began(ino, count, folds),
+            }
             self.flights.insert(token, Flight { is_left: true, ..Flight::new(key, key, ino, then) });
         }
         Ok(())
@@ -365,13 +374,18 @@ impl<B: Backend> Gate<B> {
         match done.status {
             0 if is_lock => {}
             0 if are_names || self.is_directory(ino) => self.note_names_told(ino, done.results),
-            0 => self.note_terms(ino, done.results),
+            0 if self.is_file(ino) => self.note_terms(ino, done.results),
+            0 => {}
             GONE if !are_names => self.give_up(ino)?,
             errno => {
                 self.has_room &= is_lock;
                 self.names_not_kept(&told, errno as i32);
                 self.not_kept(ino, errno as i32);
             }
+        }
+        // Others may have what is told as any change.
+        if self.behind.has(ino) && !self.behind.holds_back(ino) {
+            self.cache.set_exclusive(ino, false);
         }
         let is_kept = done.status == 0 && (!are_names || done.results[3] & fs::LEASE != 0);
         let said = attr_of(&done.data).filter(|_| is_kept && !are_names);
@@ -456,7 +470,10 @@ impl<B: Backend> Gate<B> {
             self.state.answered_once(promise_key(first.id))?;
         }
         let state = &mut self.state;
-        Ok(over.iter().try_for_each(|promise| match &promise.change {
+        // Names last, and in their order: by the last of them whoever follows sees that what went with them is done.
+        let (names, others): (Vec<_>, Vec<_>) =
+            over.iter().partition(|promise| matches!(promise.change, Change::Name(_)));
+        Ok(others.into_iter().chain(names).try_for_each(|promise| match &promise.change {
             Change::Lock(held) => state.forget_lock(promise.ino, held),
             _ => state.forget_promise(promise.id),
         })?)

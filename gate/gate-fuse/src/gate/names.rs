@@ -100,7 +100,8 @@ impl<B: Backend> Gate<B> {
                 | Then::Renamed { .. }
                 | Then::Placed
         );
-        if changes_names && done.status == 0 {
+        let is_in_one = flight.names.iter().all(|(parent, _)| *parent == flight.ino);
+        if changes_names && is_in_one && done.status == 0 {
             self.note_names_told(flight.ino, done.results);
             // There will be.
             self.numbers.are_wanted |= self.cache.is_exclusive(flight.ino);
@@ -165,6 +166,10 @@ impl<B: Backend> Gate<B> {
         self.cache.is_exclusive(ino) && self.may_promise() && !self.is_waited_for(ino)
     }
 
+    pub(super) fn is_file(&self, ino: u64) -> bool {
+        self.cache.memory.attr(ino).is_none_or(|attr| attr.mode.get() & libc::S_IFMT == libc::S_IFREG)
+    }
+
     pub(super) fn is_directory(&self, ino: u64) -> bool {
         self.cache.memory.attr(ino).is_some_and(|attr| attr.mode.get() & libc::S_IFMT == libc::S_IFDIR)
     }
@@ -178,15 +183,21 @@ impl<B: Backend> Gate<B> {
             Body::Unlink { name: gone } | Body::Rmdir { name: gone } => {
                 let ino = name(gone)??;
                 let is_meant = self.is_directory(ino) == matches!(request.body, Body::Rmdir { .. });
-                (is_meant && self.may_go(ino)).then(|| naming(gone, ino, What::Removed))?
+                (is_meant && self.may_go(ino, directory)).then(|| naming(gone, ino, What::Removed))?
             }
             Body::Rename { old, new, .. } => {
                 let (ino, replaced) = (name(old)??, name(new)?);
                 let attr = self.cache.memory.certain(ino)?;
                 // What is promised of it comes first.
-                let is_free = attr.links.get() > 0 && self.has_for_itself(ino) && self.behind.goes_with_name(ino);
+                let is_free = attr.links.get() > 0
+                    && self.has_for_itself(ino)
+                    && self.is_at_home(ino, directory)
+                    && self.behind.goes_with_name(ino);
                 let may_replace = replaced.is_none_or(|replaced| {
-                    replaced != ino && !self.is_directory(ino) && !self.is_directory(replaced) && self.may_go(replaced)
+                    replaced != ino
+                        && !self.is_directory(ino)
+                        && !self.is_directory(replaced)
+                        && self.may_go(replaced, directory)
                 });
                 (is_free && may_replace).then(|| naming(old, ino, What::Moved { to: new.to_vec(), replaced }))?
             }
@@ -196,7 +207,10 @@ impl<B: Backend> Gate<B> {
                     return None;
                 }
                 self.may_make(request, &made).then_some(())?;
-                naming(new, self.numbers.first()?, What::Made(made))
+                let ino = self.numbers.first()?;
+                // The kernel will keep something of it.
+                self.state.remember_cached(ino).ok()?.then_some(())?;
+                Some(Naming { name: new.to_vec(), ino, what: What::Made(made) })
             }
         }
     }
@@ -207,10 +221,15 @@ impl<B: Backend> Gate<B> {
         is_possible && (!is_opened || self.cache.delegates(request.header.nodeid) && !self.is_full())
     }
 
+    /// Whether nothing is promised of a name of the inode in another directory.
+    fn is_at_home(&self, ino: u64, directory: u64) -> bool {
+        self.behind.home(ino).is_none_or(|home| home == directory)
+    }
+
     /// Whether an inode may lose its last name without the server.
-    fn may_go(&self, ino: u64) -> bool {
+    fn may_go(&self, ino: u64, directory: u64) -> bool {
         let Some(attr) = self.cache.memory.certain(ino).copied() else { return false };
-        if !self.has_for_itself(ino) {
+        if !self.has_for_itself(ino) || !self.is_at_home(ino, directory) {
             return false;
         }
         match attr.mode.get() & libc::S_IFMT {
@@ -240,6 +259,10 @@ impl<B: Backend> Gate<B> {
             What::Moved { to, replaced } => {
                 self.cache.memory.promise_name(directory, name, None);
                 self.cache.memory.promise_name(directory, to, Some(*ino));
+                // The kernel moves what it knows of the old name to the new one.
+                if self.names.is_told(directory, name) {
+                    self.names.told(directory, to, Instant::now());
+                }
                 if let Some(attr) = self.cache.memory.attr(*ino).copied() {
                     self.cache.memory.promise_attr(*ino, &Attr { ctime_ns: time_ns.into(), ..attr });
                 }
@@ -319,6 +342,10 @@ impl<B: Backend> Gate<B> {
                 crate::notify::drop_attributes(&self.fuse, *ino);
                 self.drop_pages(*ino, None, None, None);
                 self.cache.unleased(*ino);
+                // Nobody asks before it loses its last name elsewhere.
+                if self.state.is_untold(*ino) {
+                    self.owed.push(*ino);
+                }
             }
         }
     }

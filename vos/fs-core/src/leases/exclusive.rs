@@ -19,9 +19,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use vos_api::fs::RECALL_MS;
+use vos_api::fs::{BEHIND_COUNT_MAX, RECALL_MS};
 
-use super::{Go, Leases, Mailbox, Resume, State, Told, Woken};
+use super::{Go, LEASES_PER_SESSION_MAX, Leases, Mailbox, Resume, State, Told, Woken};
 
 #[derive(Default)]
 pub(super) struct Exclusive {
@@ -133,8 +133,11 @@ impl Leases {
         let mut state = self.state.lock();
         let is_held = session != 0 && !inos.is_empty() && inos.iter().all(|ino| state.holds(session, *ino));
         let is_exclusive = is_held && file.is_some_and(|ino| state.grant(session, ino));
+        // What is made there comes with a lease.
+        let may_make =
+            state.mailboxes.get(&session).is_some_and(|it| it.leases + 2 * BEHIND_COUNT_MAX < LEASES_PER_SESSION_MAX);
         let mut may_have = |ino| state.holds(session, ino) && state.grant(session, ino);
-        let has_names = session != 0 && directory.is_some_and(&mut may_have);
+        let has_names = session != 0 && may_make && directory.is_some_and(&mut may_have);
         answer(Terms { is_held, is_exclusive, has_names });
     }
 
@@ -212,6 +215,8 @@ impl State {
         let may = |mailbox: &Mailbox| mailbox.writes_behind && !mailbox.is_of_before && mailbox.everything.is_none();
         let is_free = self.mailboxes.get(&session).is_some_and(may)
             && !self.is_taken(session, ino)
+            // Who has not given back what the server before this one granted may have anything in caches.
+            && self.mailboxes.iter().all(|(other, mailbox)| *other == session || mailbox.everything.is_none())
             && !self.is_held_by_others(session, ino)
             && self.open.get(&ino).is_none_or(|sessions| sessions.keys().all(|other| *other == session))
             && self.places.get(&ino).is_none_or(|place| place.under_way.values().all(|other| *other == session))

@@ -77,6 +77,7 @@ pub(super) fn names(job: &Arc<Job>, touch: &Touch, it: Names<'_>) -> Result<(), 
     let mut batch = Batch { parent: it.parent, touch, made: BTreeSet::new(), orphans: Vec::new() };
     let mut contents: Vec<Prepared> = Vec::new();
     let is_exclusive = it.marks & api::BEHIND != 0;
+    fs.ask_for_metadata();
     let result = prepare(fs, &changes, claim, &mut contents).and_then(|()| {
         job.transact(growth, |txn| {
             let mut contents = contents.iter();
@@ -84,8 +85,7 @@ pub(super) fn names(job: &Arc<Job>, touch: &Touch, it: Names<'_>) -> Result<(), 
                 batch.apply(txn, change, || contents.next())?;
             }
             let mut directory = txn.directory(it.parent)?;
-            let time_ns = it.time_ns.max(directory.mtime_ns);
-            (directory.mtime_ns, directory.ctime_ns) = (time_ns, directory.ctime_ns.max(time_ns));
+            (directory.mtime_ns, directory.ctime_ns) = (it.time_ns, directory.ctime_ns.max(it.time_ns));
             txn.put_inode(it.parent, &directory);
             // Before anybody can see it.
             for ino in &batch.made {
@@ -99,7 +99,10 @@ pub(super) fn names(job: &Arc<Job>, touch: &Touch, it: Names<'_>) -> Result<(), 
     });
     match result {
         Ok(()) => batch.orphans.into_iter().for_each(|orphan| fs.linger(Some(orphan))),
-        Err(_) => contents.iter().for_each(|content| fs.give_back(&content.runs)),
+        Err(_) => {
+            contents.iter().for_each(|content| fs.give_back(&content.runs));
+            fs.leases.removed(&batch.made.into_iter().collect::<Vec<_>>());
+        }
     }
     result
 }
@@ -144,6 +147,9 @@ impl<'a> Batch<'a> {
                 Ok(())
             }
             MOVES => {
+                if change.name == change.more {
+                    return Err(Errno::Invalid);
+                }
                 let source = txn.entry(self.parent, change.name)?.ok_or(Errno::NoEntry)?;
                 let target = txn.entry(self.parent, change.more)?;
                 self.covered(source.ino)?;
@@ -176,7 +182,7 @@ impl<'a> Batch<'a> {
         let head = &change.head;
         let ino = head.ino.get();
         // A number that this server never gave to anybody, or that is taken, is a mistake of its client.
-        if ino >= txn.counters.next_ino || txn.get(&key1(tag::INODE, ino))?.is_some() {
+        if ino <= api::ROOT || ino >= txn.counters.next_ino || txn.get(&key1(tag::INODE, ino))?.is_some() {
             return Err(Errno::Exists);
         }
         if txn.entry(self.parent, change.name)?.is_some() {

@@ -386,7 +386,7 @@ pub(super) fn replace(
 ) -> Result<Option<Orphan>, Errno> {
     let ([from, to], [old, new]) = (ends.parents, ends.names);
     let is_dir = source.kind == DIRECTORY;
-    if is_dir {
+    if is_dir && from != to {
         check_not_inside(txn, to, source.ino)?;
     }
     let mut orphan = None;
