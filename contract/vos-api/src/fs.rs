@@ -451,8 +451,8 @@ pub const ROOM: u64 = 16;
 pub const UNLOCKED: u64 = 32;
 /// Bit of `results[3]` of what makes, removes or moves names: nobody else keeps anything of the directory, and whoever
 /// looks into it waits until the client said [`Told`]. Until it is asked the client may answer programs that make and
-/// remove names there before it tells the server ([`Names`]), as long as the server has [`ROOM`]. An inode that it makes
-/// so it has exclusively, and nobody has a lock of it; one that it removes so nobody else may have anything of.
+/// remove names there before it tells the server ([`Names`]), as long as the server has [`ROOM`]. An inode that it
+/// makes so it has exclusively, and nobody has a lock of it; one that it removes so nobody else may have anything of.
 pub const EXCLUSIVE_NAMES: u64 = 64;
 /// Bytes that a client may have written without having told of them.
 pub const BEHIND_BYTES_MAX: usize = 1 << 20;
@@ -524,12 +524,12 @@ impl NameChange {
     }
 
     /// The first of several, with its name, what follows that, and the rest.
-    pub fn split(bytes: &[u8]) -> Option<(NameChange, &[u8], &[u8], &[u8])> {
+    pub fn split(bytes: &[u8]) -> Option<(NameChange, [&[u8]; 3])> {
         let (head, rest) = NameChange::read_from_prefix(bytes).ok()?;
         let (name_bytes, more_bytes) = (usize::from(head.name_bytes.get()), head.more_bytes.get() as usize);
         let (both, rest) = rest.split_at_checked((name_bytes + more_bytes).next_multiple_of(8))?;
         let (name, more) = both.split_at_checked(name_bytes)?;
-        Some((head, name, more.get(..more_bytes)?, rest))
+        Some((head, [name, more.get(..more_bytes)?, rest]))
     }
 }
 

@@ -160,9 +160,9 @@ fn changes_of_names_come_apart_as_they_were_put_together() {
     change.push(b"name", b"target", &mut bytes);
     change.push(b"", b"", &mut bytes);
     assert_eq!(bytes.len(), 64 + 16 + 64);
-    let (head, name, more, rest) = fs::NameChange::split(&bytes).expect("a change");
+    let (head, [name, more, rest]) = fs::NameChange::split(&bytes).expect("a change");
     assert_eq!((head.ino.get(), name, more), (7, &b"name"[..], &b"target"[..]));
-    let (_, name, more, rest) = fs::NameChange::split(rest).expect("another");
+    let (_, [name, more, rest]) = fs::NameChange::split(rest).expect("another");
     assert_eq!((name, more, rest), (&b""[..], &b""[..], &b""[..]));
     for short in 0..64 + 16 {
         assert!(fs::NameChange::split(&bytes[..short]).is_none(), "{short} bytes");

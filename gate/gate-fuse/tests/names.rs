@@ -162,7 +162,7 @@ fn each_node_sees_what_was_named_last_while_gates_and_servers_die() {
                         let mut file = File::create_new(&first).map_err(kind)?;
                         file.write_all(&vec![step as u8; step * 97 % 30_000]).map_err(kind)?;
                         if step % 3 == 0 {
-                            file.set_permissions(Permissions::from_mode(0o600 | step as u32 % 64)).map_err(kind)?;
+                            file.set_permissions(Permissions::from_mode(0o600 | (step as u32 % 64))).map_err(kind)?;
                         }
                         if step % 5 == 0 {
                             open.push(file);
@@ -237,7 +237,8 @@ fn each_node_sees_what_was_named_last_while_gates_and_servers_die() {
     });
 }
 
-/// As `tar` and `rm` do, with gates and servers killed: what was made and not removed is there, whole, and nothing else.
+/// As `tar` and `rm` do, with gates and servers killed: what was made and not removed is there, whole, and nothing
+/// else.
 #[test]
 fn trees_that_are_made_and_removed_are_what_their_programs_were_told() {
     in_private_mounts(|| {

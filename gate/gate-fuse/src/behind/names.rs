@@ -1,8 +1,8 @@
 //! Names of directories that were changed before the server was told.
 //!
 //! The names of a directory are told in their order, many in one operation ([`vos_api::fs::Names`]). With a file that
-//! was made goes what was promised of it since, as far as it is short: so `tar` and `cp` cost a fraction of an operation
-//! for a file. What was made and removed again is not told at all.
+//! was made goes what was promised of it since, as far as it is short: so `tar` and `cp` cost a fraction of an
+//! operation for a file. What was made and removed again is not told at all.
 
 use std::collections::{HashMap, HashSet};
 
@@ -312,7 +312,7 @@ mod tests {
 
     fn said(batch: &Batch) -> Vec<Said> {
         let (mut rest, mut said) = (batch.changes.as_slice(), Vec::new());
-        while let Some((head, name, more, left)) = NameChange::split(rest) {
+        while let Some((head, [name, more, left])) = NameChange::split(rest) {
             let name = String::from_utf8_lossy(name).into_owned();
             said.push((head.kind.get(), head.ino.get(), name, more.to_vec(), head.mode.get(), head.mtime_ns.get()));
             rest = left;

@@ -1,8 +1,8 @@
 //! Names are made and removed before the server is told ([`crate::behind::names`]).
 //!
-//! Of a directory that the session has exclusively the gate knows whether a name is there, so it can promise that one is
-//! made, removed or moved: the inode gets a number that the server has set aside for this session. Who made an inode so
-//! has it exclusively from the beginning, with its locks; what is removed so nobody else may have anything of, and
+//! Of a directory that the session has exclusively the gate knows whether a name is there, so it can promise that one
+//! is made, removed or moved: the inode gets a number that the server has set aside for this session. Who made an inode
+//! so has it exclusively from the beginning, with its locks; what is removed so nobody else may have anything of, and
 //! nobody here may have it open.
 //!
 //! Nothing is promised in a directory that other nodes work in as well.

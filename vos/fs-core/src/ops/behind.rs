@@ -33,7 +33,7 @@ struct Changed<'a> {
 fn parse(mut bytes: &[u8]) -> Result<Vec<Changed<'_>>, Errno> {
     let mut changes = Vec::new();
     while !bytes.is_empty() {
-        let (head, name, more, rest) = NameChange::split(bytes).ok_or(Errno::Invalid)?;
+        let (head, [name, more, rest]) = NameChange::split(bytes).ok_or(Errno::Invalid)?;
         changes.push(Changed { head, name: checked(name)?, more });
         bytes = rest;
     }
