@@ -19,6 +19,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use mgmt_api::ServerState;
+use rustix::process::Signal;
 
 use crate::reconcile::plan::Standing;
 use crate::spawn::{self, Readiness, Role};
@@ -265,6 +266,13 @@ impl Supervised {
             }
             life @ (Life::Absent | Life::Resting { .. }) => life,
         };
+    }
+
+    /// One that somebody stopped does so no more.
+    pub fn go_on(&self) {
+        if let Life::Starting { child, .. } | Life::Running { child, .. } = &self.life {
+            child.signal(Signal::CONT);
+        }
     }
 
     /// SIGTERM, after `grace` SIGKILL. Blocks for at most a little more than `grace`.

@@ -17,7 +17,7 @@ use vos_api::{Class, Unreadable};
 use crate::cache::Part;
 use crate::core::{Fs, Growth};
 use crate::error::Errno;
-use crate::leases::{Blocked, Change, Go, Look, Pages, Resume, Touch, When, Woken};
+use crate::leases::{Blocked, Change, Go, Look, Pages, Resume, Seen, Touch, When, Woken};
 use crate::locks::{self, Held, LockTable, UNLOCK};
 use crate::model::{Inode, key2, tag};
 use crate::ops;
@@ -51,8 +51,8 @@ pub struct Reply {
     pub data: Vec<u8>,
     /// Instead of `data`: pieces of the cache, one after the other.
     pub parts: Vec<Part>,
-    /// The lease bit is set when the session holds leases on all of these at the moment of answering.
-    pub lease: Vec<u64>,
+    /// The lease bit is set when the session still holds all of these at the moment of answering.
+    pub lease: Vec<Seen>,
     /// A regular file that was changed: the session may get it exclusively.
     pub changed: Option<u64>,
     /// And nobody has a lock of it.
@@ -88,8 +88,15 @@ impl Reply {
         Reply { status: errno.number(), ..Reply::default() }
     }
 
+    /// To a change, which had the leases that its session has.
     pub fn lease_on(mut self, inos: impl IntoIterator<Item = u64>) -> Reply {
-        self.lease.extend(inos);
+        self.lease.extend(inos.into_iter().map(Seen::by_change));
+        self
+    }
+
+    /// To whoever only looked.
+    pub fn seen(mut self, seen: impl IntoIterator<Item = Seen>) -> Reply {
+        self.lease.extend(seen);
         self
     }
 
@@ -326,8 +333,8 @@ impl Fs {
     }
 
     fn deliver(&self, session: u64, mut reply: Reply, answer: Responder) {
-        let inos = std::mem::take(&mut reply.lease);
-        self.leases.deliver(session, &inos, |is_held| {
+        let seen = std::mem::take(&mut reply.lease);
+        self.leases.deliver(session, &seen, |is_held| {
             if is_held {
                 reply.results[3] |= api::LEASE | api::DELEGATES;
             }
@@ -340,9 +347,9 @@ impl Fs {
         if reply.changed.is_none() && reply.names_of.is_none() {
             return self.deliver(session, reply, answer);
         }
-        let inos = std::mem::take(&mut reply.lease);
+        let seen = std::mem::take(&mut reply.lease);
         let room = if self.has_room_behind() { api::ROOM } else { 0 };
-        self.leases.deliver_change(session, &inos, (reply.changed, reply.names_of), |terms| {
+        self.leases.deliver_change(session, &seen, (reply.changed, reply.names_of), |terms| {
             if terms.is_held {
                 reply.results[3] |= api::LEASE | api::DELEGATES;
             }

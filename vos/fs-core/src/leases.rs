@@ -46,6 +46,8 @@ use crate::calls::{Reply, Responder};
 const LEASES_PER_SESSION_MAX: usize = 100_000;
 /// Events that may wait for one session; a session this far behind is told to drop everything.
 const EVENTS_MAX: usize = 16_384;
+/// No lease has this number.
+const NO_LEASE: u64 = 0;
 /// Stands for every inode in an event.
 const EVERYTHING: u64 = 0;
 
@@ -141,6 +143,22 @@ pub enum Look {
     Told,
 }
 
+/// A lease that somebody had who read what an answer tells. Not the one that came, perhaps, until it was given: others
+/// may have changed the inode in between.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seen {
+    ino: u64,
+    /// Which one it was; `None`: whichever there is.
+    number: Option<u64>,
+}
+
+impl Seen {
+    /// By a change of the session, beside which none of others runs.
+    pub fn by_change(ino: u64) -> Seen {
+        Seen { ino, number: None }
+    }
+}
+
 #[derive(Default)]
 pub struct Leases {
     state: Mutex<State>,
@@ -148,8 +166,9 @@ pub struct Leases {
 
 #[derive(Default)]
 struct State {
-    /// Who holds what, and the event that asks it back.
-    holders: HashMap<u64, BTreeMap<u64, Option<u64>>>,
+    holders: HashMap<u64, BTreeMap<u64, Lease>>,
+    /// Of leases.
+    last_lease: u64,
     /// How often sessions have an inode open. Their kernels go by a size without asking, so they hear when it grows,
     /// whether they hold a lease or not.
     open: HashMap<u64, BTreeMap<u64, usize>>,
@@ -162,6 +181,12 @@ struct State {
     waiters: BTreeMap<u64, Waiter>,
     readers: Vec<Reader>,
     exclusive: exclusive::Exclusive,
+}
+
+struct Lease {
+    number: u64,
+    /// The event that asks it back.
+    recall: Option<u64>,
 }
 
 /// What somebody waits for a lease for.
@@ -242,11 +267,13 @@ struct Reader {
 
 impl Leases {
     /// Registers a lease before the state it covers is read. Whether it still stands is decided by [`Leases::deliver`].
-    pub fn register(&self, session: u64, ino: u64) {
+    pub fn register(&self, session: u64, ino: u64) -> Seen {
         let mut state = self.state.lock();
         if session != 0 && !state.places.contains_key(&ino) && !state.is_taken(session, ino) {
             state.hold(session, ino);
         }
+        let lease = state.holders.get(&ino).and_then(|holders| holders.get(&session));
+        Seen { ino, number: Some(lease.map_or(NO_LEASE, |lease| lease.number)) }
     }
 
     /// Registers a lease for somebody who reads bytes, waiting for it if need be: then `resume` is called, and what can
@@ -348,10 +375,10 @@ impl Leases {
             || state.mailboxes.get(&session).is_some_and(|mailbox| mailbox.everything.is_some())
     }
 
-    /// Calls `answer` with whether all of `inos` may be kept, in order with the session's events.
-    pub fn deliver(&self, session: u64, inos: &[u64], answer: impl FnOnce(bool)) {
+    /// Calls `answer` with whether all of what was seen may be kept, in order with the session's events.
+    pub fn deliver(&self, session: u64, seen: &[Seen], answer: impl FnOnce(bool)) {
         let state = self.state.lock();
-        answer(session != 0 && !inos.is_empty() && inos.iter().all(|ino| state.holds(session, *ino)));
+        answer(state.may_keep(session, seen));
     }
 
     /// Enters a change; [`Leases::wait`] follows.
@@ -564,7 +591,15 @@ impl State {
     }
 
     fn holds(&self, session: u64, ino: u64) -> bool {
-        self.holders.get(&ino).is_some_and(|holders| holders.get(&session) == Some(&None))
+        self.holders.get(&ino).and_then(|it| it.get(&session)).is_some_and(|lease| lease.recall.is_none())
+    }
+
+    fn may_keep(&self, session: u64, seen: &[Seen]) -> bool {
+        let is_same = |it: &Seen| {
+            let lease = self.holders.get(&it.ino).and_then(|holders| holders.get(&session));
+            lease.is_some_and(|lease| lease.recall.is_none() && it.number.is_none_or(|number| number == lease.number))
+        };
+        session != 0 && !seen.is_empty() && seen.iter().all(is_same)
     }
 
     fn may_hold(&self, session: u64) -> bool {
@@ -579,7 +614,8 @@ impl State {
         if holders.contains_key(&session) {
             return;
         }
-        holders.insert(session, None);
+        self.last_lease += 1;
+        holders.insert(session, Lease { number: self.last_lease, recall: None });
         if let Some(mailbox) = self.mailboxes.get_mut(&session) {
             mailbox.leases += 1;
         }
@@ -609,8 +645,8 @@ impl State {
 
     /// Whether the session owes its lease.
     fn is_asked(&self, session: u64, ino: u64) -> bool {
-        let is_recalled = |holders: &BTreeMap<u64, Option<u64>>| matches!(holders.get(&session), Some(Some(_)));
-        self.holders.get(&ino).is_some_and(is_recalled)
+        let lease = self.holders.get(&ino).and_then(|holders| holders.get(&session));
+        lease.is_some_and(|lease| lease.recall.is_some())
             || self.mailboxes.get(&session).is_some_and(|mailbox| mailbox.everything.is_some())
     }
 
@@ -641,7 +677,9 @@ impl State {
                 let number = mailbox.ask_everything(now_ms);
                 self.exclusive.asked_all(holder, number, now_ms);
                 for ino in &inos {
-                    self.holders.entry(*ino).or_default().insert(holder, Some(number));
+                    if let Some(lease) = self.holders.get_mut(ino).and_then(|holders| holders.get_mut(&holder)) {
+                        lease.recall = Some(number);
+                    }
                     mailbox.owed.push_back((number, Some(*ino), now_ms));
                 }
                 continue;
@@ -650,11 +688,11 @@ impl State {
                 mailbox.push(*parent, Told::Name(name.clone()), now_ms);
             }
             for ino in inos {
-                let recall = self.holders.entry(ino).or_default().entry(holder).or_default();
-                if recall.is_none() {
+                let lease = self.holders.get_mut(&ino).and_then(|holders| holders.get_mut(&holder));
+                if let Some(lease) = lease.filter(|lease| lease.recall.is_none()) {
                     let bytes = touch.grows.filter(|(grows, _)| *grows == ino).map(|(_, bytes)| bytes);
                     let number = mailbox.push(ino, Told::Inode { bytes }, now_ms);
-                    *recall = Some(number);
+                    lease.recall = Some(number);
                     self.exclusive.asked(ino, holder, number, now_ms);
                 }
             }
@@ -714,7 +752,7 @@ impl State {
 
     fn give_up(&mut self, session: u64, ino: u64, recall: u64) {
         let Some(holders) = self.holders.get_mut(&ino) else { return };
-        if holders.get(&session) != Some(&Some(recall)) {
+        if holders.get(&session).and_then(|lease| lease.recall) != Some(recall) {
             return;
         }
         holders.remove(&session);
@@ -879,5 +917,53 @@ impl Mailbox {
             self.taken.extend(self.events.pop_front());
         }
         answer(Reply::with_data([count, 0, 0, 0], data));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: u64 = 7;
+
+    fn may_keep(leases: &Leases, session: u64, seen: Seen) -> bool {
+        let mut told = false;
+        leases.deliver(session, &[seen], |is_held| told = is_held);
+        told
+    }
+
+    fn change(leases: &Leases, session: u64, meanwhile: impl FnOnce()) {
+        let touch = Touch::inode(FILE);
+        let blocked = leases.begin_change(session, &touch);
+        let change = Change { session, touch: &touch, when: When::Now };
+        let (waits, _) = leases.wait(blocked.number, change, 0, Box::new(|_| ()));
+        meanwhile();
+        if waits.is_ok() {
+            assert!(leases.released(1, 1, 0).len() == 1);
+        }
+        drop(leases.end_change(blocked, 0));
+    }
+
+    #[test]
+    fn what_was_read_without_a_lease_is_not_kept_by_one_that_came_meanwhile() {
+        let leases = Leases::default();
+        [1, 2].into_iter().for_each(|session| leases.admit(session));
+        let mut early = None;
+        change(&leases, 2, || early = Some(leases.register(1, FILE)));
+        let late = leases.register(1, FILE);
+        assert!(!may_keep(&leases, 1, early.unwrap()));
+        assert!(may_keep(&leases, 1, late));
+    }
+
+    #[test]
+    fn what_was_read_under_a_lease_that_went_is_not_kept_by_the_next_one() {
+        let leases = Leases::default();
+        [1, 2].into_iter().for_each(|session| leases.admit(session));
+        let early = leases.register(1, FILE);
+        assert!(may_keep(&leases, 1, early));
+        change(&leases, 2, || ());
+        let late = leases.register(1, FILE);
+        assert!(!may_keep(&leases, 1, early));
+        assert!(may_keep(&leases, 1, late));
     }
 }

@@ -103,12 +103,19 @@ fn end(part: &Part) -> (Stage, u8) {
 pub fn plan(wish: Wish, wanted: &[Part], observed: &Observed, others: Stage) -> Vec<Action> {
     match wish {
         Wish::Up => up(wanted, observed),
-        Wish::Down => down(observed, others),
+        Wish::Down => down(wanted, observed, others),
     }
 }
 
 fn standing(observed: &Observed, part: &Part) -> Standing {
     observed.get(part).copied().unwrap_or(Standing::Absent)
+}
+
+/// Made next, as what they need is there.
+fn missing(wanted: &[Part], observed: &Observed) -> Vec<Action> {
+    let ready = |need: &Part| standing(observed, need) == Standing::Ready;
+    let missing = wanted.iter().filter(|part| standing(observed, part) == Standing::Absent);
+    missing.filter(|part| needs(part).iter().all(ready)).map(|part| Action::Make(*part)).collect()
 }
 
 fn up(wanted: &[Part], observed: &Observed) -> Vec<Action> {
@@ -125,9 +132,7 @@ fn up(wanted: &[Part], observed: &Observed) -> Vec<Action> {
         useless.sort_by_key(|part| end(part));
         return useless.into_iter().map(|part| Action::Unmake(*part)).collect();
     }
-    let ready = |need: &Part| standing(observed, need) == Standing::Ready;
-    let missing = wanted.iter().filter(|part| standing(observed, part) == Standing::Absent);
-    missing.filter(|part| needs(part).iter().all(ready)).map(|part| Action::Make(*part)).collect()
+    missing(wanted, observed)
 }
 
 /// A broker that is being made again (a restarted daemon) does not end what stood on the old one, nor does a control
@@ -137,7 +142,16 @@ fn is_gone(observed: &Observed, need: &Part) -> bool {
         && matches!(standing(observed, need), Standing::Absent | Standing::Resting | Standing::Stale)
 }
 
-fn down(observed: &Observed, others: Stage) -> Vec<Action> {
+fn down(wanted: &[Part], observed: &Observed, others: Stage) -> Vec<Action> {
+    // While there is a tree, programs' changes of it may still have to be told: by the gate, to the file server, which
+    // writes them to the disk. One of these that has just died is no less needed than those that have not.
+    if standing(observed, &Part::Mount) == Standing::Ready {
+        let mut revived = missing(wanted, observed);
+        revived.retain(|action| matches!(action, Action::Make(Part::Server(..))));
+        if !revived.is_empty() {
+            return revived;
+        }
+    }
     let mut parts: Vec<&Part> =
         observed.iter().filter(|(_, standing)| exists(**standing)).map(|(part, _)| part).collect();
     parts.sort_by_key(|part| end(part));
@@ -255,6 +269,21 @@ mod tests {
         assert_eq!(standing(&observed, &server("disk")), Standing::Ready);
         settle(&mut observed, Wish::Down, Stage::Settled);
         assert_eq!(stage(&observed), Stage::Down);
+    }
+
+    #[test]
+    fn server_that_died_right_before_the_end_takes_what_was_promised() {
+        let mut observed = all_ready();
+        observed.insert(server("gate"), Standing::Absent);
+        observed.insert(server("fs"), Standing::Absent);
+        let actions = plan(Wish::Down, &wanted(), &observed, Stage::Up);
+        assert_eq!(actions, ["fs", "gate"].map(|kind| Action::Make(server(kind))));
+        act(&mut observed, &actions);
+        settle(&mut observed, Wish::Down, Stage::Up);
+        assert_eq!(stage(&observed), Stage::Quiet);
+        // Nothing is promised any more.
+        observed.insert(server("fs"), Standing::Absent);
+        assert!(plan(Wish::Down, &wanted(), &observed, Stage::Up).is_empty());
     }
 
     #[test]

@@ -196,6 +196,10 @@ impl Working {
             Desired::Stopped { .. } | Desired::Deleted { .. } => Wish::Down,
         };
         let grace = grace_of(order);
+        if wish == Wish::Down {
+            // What somebody stopped would not hear what those say that end before it.
+            self.parts.processes_mut().for_each(|process| process.go_on());
+        }
         loop {
             let now = Instant::now();
             for process in self.parts.processes_mut() {

@@ -21,7 +21,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use vos_api::fs::{BEHIND_COUNT_MAX, RECALL_MS};
 
-use super::{Go, LEASES_PER_SESSION_MAX, Leases, Mailbox, Resume, State, Told, Woken};
+use super::{Go, LEASES_PER_SESSION_MAX, Leases, Mailbox, Resume, Seen, State, Told, Woken};
 
 #[derive(Default)]
 pub(super) struct Exclusive {
@@ -121,17 +121,17 @@ impl Leases {
         session != 0 && self.state.lock().is_taken(session, ino)
     }
 
-    /// As [`Leases::deliver`], of a change of a regular file, one of `inos`, and of names of a directory: the session
+    /// As [`Leases::deliver`], of a change of a regular file, one of those seen, and of names of a directory: the session
     /// has them exclusively from now on if nobody else has anything of them.
     pub fn deliver_change(
         &self,
         session: u64,
-        inos: &[u64],
+        seen: &[Seen],
         (file, directory): (Option<u64>, Option<u64>),
         answer: impl FnOnce(Terms),
     ) {
         let mut state = self.state.lock();
-        let is_held = session != 0 && !inos.is_empty() && inos.iter().all(|ino| state.holds(session, *ino));
+        let is_held = state.may_keep(session, seen);
         let is_exclusive = is_held && file.is_some_and(|ino| state.grant(session, ino));
         // What is made there comes with a lease.
         let may_make =

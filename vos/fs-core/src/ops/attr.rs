@@ -12,8 +12,8 @@ use crate::ops::names::attr_reply;
 use crate::txn::Txn;
 
 pub(super) fn getattr(fs: &Fs, call: &Call, Getattr { marks, ino }: Getattr) -> Result<Reply, Errno> {
-    fs.leases.register(call.session, ino);
-    let mut reply = attr_reply(ino, &fs.read_inode(ino)?, fs.marks(ino)?).lease_on([ino]);
+    let seen = fs.leases.register(call.session, ino);
+    let mut reply = attr_reply(ino, &fs.read_inode(ino)?, fs.marks(ino)?).seen([seen]);
     if marks & api::BEHIND != 0 && fs.leases.is_own(call.session, ino) {
         reply.results[3] |= api::EXCLUSIVE;
     }

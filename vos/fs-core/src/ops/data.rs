@@ -33,7 +33,7 @@ pub(super) const WINDOW_BYTES: u64 = WINDOW_BLOCKS * BLOCK64;
 const COPY_BYTES_MAX: u64 = abi::limits::TRANSFER_BYTES_MAX as u64;
 
 pub(super) fn read(fs: &Arc<Fs>, call: &Call, Read { marks, ino, offset, bytes }: Read) -> Result<Reply, Errno> {
-    fs.leases.register(call.session, ino);
+    let seen = fs.leases.register(call.session, ino);
     let bytes = bytes.min(call.capacity as u64).min(u64::from(abi::limits::TRANSFER_BYTES_MAX));
     // Such a client reads ahead by itself, and what it reads does not come by here.
     let is_long = marks & api::WHERE != 0 && bytes >= u64::from(api::WHERE_BYTES_MIN);
@@ -41,15 +41,15 @@ pub(super) fn read(fs: &Arc<Fs>, call: &Call, Read { marks, ino, offset, bytes }
     let ahead = if is_told { Ahead::No } else { Ahead::Yes };
     if let Some(parts) = fs.read_parts(ino, offset, bytes, ahead)? {
         let got = parts.iter().map(|part| part.bytes().len() as u64).sum();
-        return Ok(Reply { parts, ..Reply::done(ReadReply { bytes: got, ..ReadReply::default() }) }.lease_on([ino]));
+        return Ok(Reply { parts, ..Reply::done(ReadReply { bytes: got, ..ReadReply::default() }) }.seen([seen]));
     }
     if is_told && let Some(reply) = fs.places(ino, offset, bytes)? {
-        return Ok(reply.lease_on([ino]));
+        return Ok(reply.seen([seen]));
     }
     let mut data = vec![0; bytes as usize];
     let got = fs.read_range(ino, offset, &mut data)?;
     data.truncate(got);
-    Ok(Reply::with_data(ReadReply { bytes: got as u64, ..ReadReply::default() }, data).lease_on([ino]))
+    Ok(Reply::with_data(ReadReply { bytes: got as u64, ..ReadReply::default() }, data).seen([seen]))
 }
 
 /// Whether more is loaded than was asked for.

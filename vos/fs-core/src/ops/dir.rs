@@ -10,6 +10,7 @@ use zerocopy::IntoBytes;
 use crate::calls::{Call, Reply};
 use crate::core::Fs;
 use crate::error::Errno;
+use crate::leases::Seen;
 use crate::model::{CookieEntry, key1, key2, number_of, tag};
 use crate::store::From;
 
@@ -17,7 +18,7 @@ use crate::store::From;
 const SCAN_ENTRIES: usize = 256;
 
 pub(super) fn readdir(fs: &Arc<Fs>, call: &Call, Readdir { ino, cookie, entries }: Readdir) -> Result<Reply, Errno> {
-    fs.leases.register(call.session, ino);
+    let seen = fs.leases.register(call.session, ino);
     let directory = fs.read_inode(ino)?;
     if !directory.is_dir() {
         return Err(Errno::NotDirectory);
@@ -26,7 +27,7 @@ pub(super) fn readdir(fs: &Arc<Fs>, call: &Call, Readdir { ino, cookie, entries 
     if directory.links == 0 {
         return Err(Errno::NoEntry);
     }
-    let mut page = Page { data: Vec::new(), entries: 0, lease: vec![ino], untold: Vec::new() };
+    let mut page = Page { data: Vec::new(), entries: 0, seen: vec![seen], untold: Vec::new() };
     let mut from = key2(tag::COOKIE, ino, cookie.saturating_add(1));
     let to = key1(tag::COOKIE, ino.saturating_add(1));
     loop {
@@ -51,7 +52,7 @@ pub(super) fn readdir(fs: &Arc<Fs>, call: &Call, Readdir { ino, cookie, entries 
 struct Page {
     data: Vec<u8>,
     entries: u64,
-    lease: Vec<u64>,
+    seen: Vec<Seen>,
     /// What others have exclusively.
     untold: Vec<u64>,
 }
@@ -76,7 +77,7 @@ impl Page {
             if fs.leases.is_taken(call.session, entry.ino) {
                 self.untold.push(entry.ino);
             }
-            fs.leases.register(call.session, entry.ino);
+            let seen = fs.leases.register(call.session, entry.ino);
             let inode = match fs.read_inode(entry.ino) {
                 Ok(inode) => inode,
                 // Removed since the scan.
@@ -96,7 +97,7 @@ impl Page {
                 }
             }
             attr = Some(inode.attr(entry.ino, marks));
-            self.lease.push(entry.ino);
+            self.seen.push(seen);
         }
         let record = api::DirEntry {
             ino: entry.ino.into(),
@@ -119,6 +120,6 @@ impl Page {
             return Err(Errno::Invalid);
         }
         let words = api::Page { entries: self.entries, is_end: u64::from(is_end) };
-        Ok(Reply { untold: self.untold, ..Reply::with_data(words, self.data) }.lease_on(self.lease))
+        Ok(Reply { untold: self.untold, ..Reply::with_data(words, self.data) }.seen(self.seen))
     }
 }

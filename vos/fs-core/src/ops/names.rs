@@ -83,7 +83,7 @@ pub(super) enum Kind {
 
 pub(super) fn lookup(fs: &Fs, call: &Call, Lookup { parent, name }: Lookup<'_>) -> Result<Reply, Errno> {
     for _ in 0..LOOKUPS_MAX {
-        fs.leases.register(call.session, parent);
+        let directory_seen = fs.leases.register(call.session, parent);
         let directory = fs.read_inode(parent)?;
         if !directory.is_dir() {
             return Err(Errno::NotDirectory);
@@ -94,10 +94,10 @@ pub(super) fn lookup(fs: &Fs, call: &Call, Lookup { parent, name }: Lookup<'_>) 
             name if name.len() > api::NAME_BYTES_MAX => return Err(Errno::NameTooLong),
             name => fs.read_entry(parent, name)?.map(|entry| entry.ino),
         };
-        let Some(ino) = ino else { return Ok(Reply::failed(Errno::NoEntry).lease_on([parent])) };
-        fs.leases.register(call.session, ino);
+        let Some(ino) = ino else { return Ok(Reply::failed(Errno::NoEntry).seen([directory_seen])) };
+        let seen = fs.leases.register(call.session, ino);
         match fs.read_inode(ino) {
-            Ok(inode) => return Ok(attr_reply(ino, &inode, fs.marks(ino)?).lease_on([parent, ino])),
+            Ok(inode) => return Ok(attr_reply(ino, &inode, fs.marks(ino)?).seen([directory_seen, seen])),
             Err(Errno::Gone) => continue,
             Err(errno) => return Err(errno),
         }
@@ -111,12 +111,12 @@ pub(super) fn attr_reply(ino: u64, inode: &Inode, marks: u32) -> Reply {
 }
 
 pub(super) fn readlink(fs: &Fs, call: &Call, Readlink { ino }: Readlink) -> Result<Reply, Errno> {
-    fs.leases.register(call.session, ino);
+    let seen = fs.leases.register(call.session, ino);
     if fs.read_inode(ino)?.kind() != SYMLINK {
         return Err(Errno::Invalid);
     }
     let target = fs.store.get(&key1(tag::TARGET, ino))?.ok_or(Errno::Io)?;
-    Ok(Reply::with_data(api::Bytes { bytes: target.len() as u64 }, target).lease_on([ino]))
+    Ok(Reply::with_data(api::Bytes { bytes: target.len() as u64 }, target).seen([seen]))
 }
 
 pub(super) fn create(job: &Arc<Job>, touch: &Touch, making: &Making<'_>) -> Result<(), Errno> {

@@ -253,7 +253,7 @@ fn edges(fs: &Fs, ino: u64, offset: u64, end: u64) -> Result<Vec<Prepared>, Errn
 
 pub(super) fn seek(fs: &Fs, call: &Call, Lseek { ino, offset, whence }: Lseek) -> Result<Reply, Errno> {
     let _generation = fs.generation();
-    fs.leases.register(call.session, ino);
+    let seen = fs.leases.register(call.session, ino);
     let inode = fs.read_inode(ino)?;
     if offset >= inode.bytes {
         return Err(Errno::NoAddress);
@@ -263,7 +263,7 @@ pub(super) fn seek(fs: &Fs, call: &Call, Lseek { ino, offset, whence }: Lseek) -
         SEEK_HOLE => fs.find_hole(ino, offset)?.min(inode.bytes),
         _ => return Err(Errno::Invalid),
     };
-    Ok(Reply::done(Offset { offset: found }).lease_on([ino]))
+    Ok(Reply::done(Offset { offset: found }).seen([seen]))
 }
 
 impl Fs {

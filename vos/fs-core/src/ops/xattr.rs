@@ -8,6 +8,7 @@ use vos_api::fs::{self as api, Bytes, Getxattr, Listxattr, Removexattr, Setxattr
 use crate::calls::{Call, Job, Reply};
 use crate::core::{Fs, Growth};
 use crate::error::Errno;
+use crate::leases::Seen;
 use crate::model::{key_name, key1, tag};
 use crate::store::From;
 use crate::txn::Txn;
@@ -27,16 +28,16 @@ fn check_name(name: &[u8]) -> Result<(), Errno> {
 
 pub(super) fn get(fs: &Fs, call: &Call, Getxattr { ino, name }: Getxattr<'_>) -> Result<Reply, Errno> {
     check_name(name)?;
-    fs.leases.register(call.session, ino);
+    let seen = fs.leases.register(call.session, ino);
     fs.read_inode(ino)?;
     let Some(value) = fs.store.get(&key_name(tag::XATTR, ino, name))? else {
-        return Ok(Reply::failed(Errno::NoData).lease_on([ino]));
+        return Ok(Reply::failed(Errno::NoData).seen([seen]));
     };
-    sized(value, call.capacity, ino)
+    sized(value, call.capacity, seen)
 }
 
 pub(super) fn list(fs: &Fs, call: &Call, Listxattr { ino }: Listxattr) -> Result<Reply, Errno> {
-    fs.leases.register(call.session, ino);
+    let seen = fs.leases.register(call.session, ino);
     fs.read_inode(ino)?;
     let prefix = key1(tag::XATTR, ino);
     let end = key1(tag::XATTR, ino.saturating_add(1));
@@ -45,7 +46,7 @@ pub(super) fn list(fs: &Fs, call: &Call, Listxattr { ino }: Listxattr) -> Result
         names.extend_from_slice(key.get(prefix.len()..).ok_or(Errno::Io)?);
         names.push(0);
     }
-    sized(names, call.capacity, ino)
+    sized(names, call.capacity, seen)
 }
 
 impl Fs {
@@ -57,15 +58,15 @@ impl Fs {
 }
 
 /// As getxattr(2): without room only the size is told.
-fn sized(value: Vec<u8>, capacity: usize, ino: u64) -> Result<Reply, Errno> {
+fn sized(value: Vec<u8>, capacity: usize, seen: Seen) -> Result<Reply, Errno> {
     let bytes = value.len() as u64;
     if capacity == 0 {
-        return Ok(Reply::done(Bytes { bytes }).lease_on([ino]));
+        return Ok(Reply::done(Bytes { bytes }).seen([seen]));
     }
     if value.len() > capacity {
         return Err(Errno::OutOfRange);
     }
-    Ok(Reply::with_data(Bytes { bytes }, value).lease_on([ino]))
+    Ok(Reply::with_data(Bytes { bytes }, value).seen([seen]))
 }
 
 pub(super) fn set(job: &Arc<Job>, it: Setxattr<'_>) -> Result<(), Errno> {
