@@ -36,12 +36,14 @@ pub enum CopyOperation<D> {
     },
     /// All that was written before it began is durable when it is done.
     Flush,
+    /// The checksums of these blocks, as they are on the medium: [`Backup::summed`] is told.
+    Sum(BlockRange),
 }
 
 /// What a backup wants done.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum BackupAct<D> {
-    /// On its copy, or beside it; then [`Backup::done`].
+    /// On its copy, or beside it; then [`Backup::done`], or [`Backup::summed`].
     Do(OperationTicket, CopyOperation<D>),
     /// To the primary of that epoch.
     Answer(u32, ReplicaAnswer),
@@ -148,6 +150,11 @@ impl<D: Clone> Backup<D> {
                 self.under_way.insert(ticket, Then::Answer(epoch, ReplicaAnswer::Durable { seq }));
                 todo.push(BackupAct::Do(ticket, CopyOperation::Flush));
             }
+            ReplicaMessage::Sum { seq, range } => {
+                let ticket = self.ticket();
+                self.under_way.insert(ticket, Then::Answer(epoch, ReplicaAnswer::Sums { seq, sums: Vec::new() }));
+                todo.push(BackupAct::Do(ticket, CopyOperation::Sum(range)));
+            }
             ReplicaMessage::Mark { generation, whole, behind } => {
                 if whole && !self.is_whole() {
                     // It is as the others are, and all of it was flushed.
@@ -182,6 +189,14 @@ impl<D: Clone> Backup<D> {
                 .for_each(|epoch| self.go_on(Then::Welcome(epoch), &mut todo));
         }
         todo
+    }
+
+    /// These are the checksums that were wanted.
+    pub fn summed(&mut self, ticket: OperationTicket, found: Vec<u32>) -> Vec<BackupAct<D>> {
+        if let Some(Then::Answer(_, ReplicaAnswer::Sums { sums, .. })) = self.under_way.get_mut(&ticket) {
+            *sums = found;
+        }
+        self.done(ticket)
     }
 
     fn is_whole(&self) -> bool {

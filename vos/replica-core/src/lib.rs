@@ -18,6 +18,7 @@ mod message;
 mod primary;
 mod ranges;
 pub mod record;
+mod verify;
 
 pub use backup::{Backup, BackupAct, CopyOperation, Kept, OperationTicket};
 use encoding::RANGES_MAX;
@@ -25,7 +26,7 @@ pub use encoding::{CopyState, ENCODED_BYTES_MAX, decode_behind, encode_behind};
 pub use message::{Recent, ReplicaAnswer, ReplicaMessage};
 pub use primary::{Decided, DiskReply, DiskRequest, Primary, PrimaryAct};
 pub use ranges::{BlockRange, RangeSet};
-pub use record::{CopyMark, CopyVerdict, Replica, ReplicaRecord, ReplicaStanding, judge};
+pub use record::{CopyMark, CopyVerdict, Replica, ReplicaRecord, ReplicaStanding, Verification, Verified, judge};
 
 /// Blocks of an extent: of 4 KiB each, 1 MiB.
 pub const EXTENT_BLOCKS: u64 = 256;

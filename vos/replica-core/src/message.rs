@@ -24,6 +24,8 @@ pub enum ReplicaMessage<D> {
     Copy { seq: u64, range: BlockRange, data: D },
     /// All that was answered before is made durable.
     Flush { seq: u64 },
+    /// What is there of these blocks, as checksums.
+    Sum { seq: u64, range: BlockRange },
     /// Its mark, and for each member that is behind the extents that it misses.
     Mark { generation: u64, whole: bool, behind: BTreeMap<Replica, RangeSet> },
     /// The answer lets reads be answered; `asked_ms` comes back.
@@ -40,6 +42,11 @@ pub enum ReplicaAnswer {
     },
     Durable {
         seq: u64,
+    },
+    /// One for each block.
+    Sums {
+        seq: u64,
+        sums: Vec<u32>,
     },
     Marked {
         generation: u64,

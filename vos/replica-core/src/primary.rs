@@ -9,6 +9,7 @@ use crate::encoding::CopyState;
 use crate::lease::{Lease, TERM_MS};
 use crate::message::{Recent, ReplicaAnswer, ReplicaMessage};
 use crate::record::{CopyMark, CopyVerdict, Replica, ReplicaRecord, ReplicaStanding, judge};
+use crate::verify::Comparison;
 use crate::{BlockRange, Extent, Layout, RangeSet};
 
 /// So long a current member may be away before it is left behind.
@@ -109,6 +110,10 @@ enum Kind<D> {
     Copy {
         range: BlockRange,
     },
+    /// Members say what they have.
+    Sum {
+        range: BlockRange,
+    },
     /// Of a client, or its own. Every write up to `covers` was accepted when it began; 0 where only a member that
     /// catches up flushes.
     Flush {
@@ -192,6 +197,8 @@ pub struct Primary<D> {
     hot: BTreeMap<Extent, u64>,
     behind: BTreeMap<Replica, RangeSet>,
     proposal: Option<ReplicaRecord>,
+    /// Of the copies, which people asked for.
+    comparison: Option<Comparison>,
     /// Members whose mark of the record's generation is not there yet: nothing is acknowledged meanwhile.
     marking: BTreeSet<Replica>,
 }
@@ -214,6 +221,7 @@ impl<D: Clone> Primary<D> {
             hot: BTreeMap::new(),
             behind: BTreeMap::new(),
             proposal: None,
+            comparison: None,
             marking: BTreeSet::new(),
         }
     }
@@ -241,6 +249,7 @@ impl<D: Clone> Primary<D> {
             && self.operations.is_empty()
             && self.proposal.is_none()
             && self.marking.is_empty()
+            && self.comparison.is_none()
             && self.record.leaving.iter().all(|member| !self.record.members.contains_key(member))
             && self.peers.iter().all(is_settled)
     }
@@ -348,6 +357,14 @@ impl<D: Clone> Primary<D> {
                     operation.also.remove(&member);
                 }
             }
+            ReplicaAnswer::Sums { seq, sums } => {
+                if let Some(operation) = self.operations.get_mut(&seq)
+                    && operation.awaits.remove(&member)
+                    && let Some(comparison) = &mut self.comparison
+                {
+                    comparison.heard(member, sums);
+                }
+            }
             ReplicaAnswer::Marked { generation, whole: true } => {
                 if generation == self.record.generation {
                     self.marking.remove(&member);
@@ -422,6 +439,7 @@ impl<D: Clone> Primary<D> {
             }
             Kind::Copy { range } => acts.push(PrimaryAct::Copy { to: member, seq, range: *range }),
             Kind::Flush { .. } => acts.push(PrimaryAct::Send(member, ReplicaMessage::Flush { seq })),
+            Kind::Sum { range } => acts.push(PrimaryAct::Send(member, ReplicaMessage::Sum { seq, range: *range })),
         }
     }
 
@@ -464,6 +482,9 @@ impl<D: Clone> Primary<D> {
         for member in left {
             let missing = self.behind.entry(member).or_default();
             missing.insert_extents(self.hot.keys());
+            if let Some(differs) = self.comparison.as_ref().and_then(|it| it.extents_of(member)) {
+                missing.extend(differs);
+            }
             if let Some(peer) = self.peers.get_mut(&member) {
                 peer.lease = Lease::default();
                 let welcome = peer.welcome.iter();
@@ -477,6 +498,11 @@ impl<D: Clone> Primary<D> {
                 // What it says when it is greeted again may be of before.
                 peer.away_since_ms = (!peer.is_up || peer.welcome.is_none()).then_some(now_ms);
             }
+        }
+        let is_wanted = |it: &Comparison| it.goes_on(self.record.verification.as_ref());
+        self.comparison = self.comparison.take().filter(is_wanted);
+        if let Some(comparison) = &mut self.comparison {
+            comparison.keep_to(self.record.current());
         }
         self.unseal();
         if matches!(self.phase, Phase::Serves) {
@@ -551,6 +577,7 @@ impl<D: Clone> Primary<D> {
         }
         if self.phase == Phase::Serves {
             self.catch_up(now_ms, acts);
+            self.compare(now_ms, acts);
             self.ask_leases(now_ms, acts);
             self.admit(now_ms, acts);
         }
@@ -645,7 +672,7 @@ impl<D: Clone> Primary<D> {
                 let takes = |peer: &Peer| peer.catches_up.as_ref().is_some_and(|it| it.is_begun);
                 also.extend(self.peers.iter().filter(|one| takes(one.1)).map(|one| *one.0));
             }
-            Kind::Flush { .. } => {}
+            Kind::Flush { .. } | Kind::Sum { .. } => {}
         }
         self.begin_operation(seq, CopyOperation { kind, awaits, also, is_replied: false }, acts);
         seq
@@ -681,7 +708,7 @@ impl<D: Clone> Primary<D> {
                         self.flushed = self.flushed.max(covers);
                         acts.extend(id.map(|id| PrimaryAct::Reply { id, reply: DiskReply::Flushed }));
                     }
-                    Kind::Copy { .. } => {}
+                    Kind::Copy { .. } | Kind::Sum { .. } => {}
                 }
             }
             if operation.also.is_empty() {
@@ -866,6 +893,41 @@ impl<D: Clone> Primary<D> {
         self.peers.get(&member).is_some_and(|peer| peer.lease.left_ms(now_ms) > 0)
     }
 
+    // ---- comparison
+
+    /// One piece after the other, which nobody writes to meanwhile.
+    fn compare(&mut self, now_ms: u64, acts: &mut Vec<PrimaryAct<D>>) {
+        let Some(wanted) = self.record.verification.as_ref().filter(|it| it.found.is_none()) else { return };
+        let wanted = wanted.number;
+        if self.comparison.is_none() {
+            let others = self.record.current().filter(|member| *member != self.me).collect();
+            self.comparison = Some(Comparison::new(wanted, self.me, others, now_ms));
+        }
+        let is_summing = self.operations.values().any(|one| matches!(one.kind, Kind::Sum { .. }));
+        let is_in_use = !self.is_idle(now_ms);
+        let Some(comparison) = self.comparison.as_mut().filter(|_| !is_summing) else { return };
+        comparison.judge(self.layout, now_ms, is_in_use);
+        match comparison.next(self.layout, now_ms) {
+            Some(range) if !self.busy().overlaps(range) && self.marking.is_empty() => {
+                if let Some(comparison) = &mut self.comparison {
+                    comparison.begin(range, now_ms);
+                }
+                self.start(Kind::Sum { range }, acts);
+            }
+            Some(range) => {
+                if let Some(comparison) = &mut self.comparison {
+                    comparison.waits = Some(range);
+                }
+            }
+            None if self.proposal.is_none() && self.comparison.as_ref().is_some_and(|it| it.is_over(self.layout)) => {
+                if let Some(found) = self.comparison.as_ref().map(Comparison::found) {
+                    self.propose(self.record.verified(found), acts);
+                }
+            }
+            None => {}
+        }
+    }
+
     /// Members that may be current by now, whether this one has heard of it or not.
     fn joining(&self) -> BTreeSet<Replica> {
         let is_late = |peer: &Peer| {
@@ -890,7 +952,7 @@ impl<D: Clone> Primary<D> {
     fn busy(&self) -> RangeSet {
         let mut busy = RangeSet::default();
         for operation in self.operations.values() {
-            if let Kind::Write { range, .. } | Kind::Copy { range } = operation.kind {
+            if let Kind::Write { range, .. } | Kind::Copy { range } | Kind::Sum { range } = operation.kind {
                 busy.insert_blocks(range);
             }
         }
@@ -900,6 +962,8 @@ impl<D: Clone> Primary<D> {
     fn admit(&mut self, now_ms: u64, acts: &mut Vec<PrimaryAct<D>>) {
         let mut waits = VecDeque::new();
         let (mut busy, mut is_full) = (self.busy(), false);
+        // Who writes without end is not compared without end.
+        self.comparison.iter().filter_map(|it| it.waits).for_each(|range| busy.insert_blocks(range));
         let held_ms = self.held_ms(now_ms);
         let may_read = self.marking.is_empty() && held_ms > 0;
         let may_write = !self.is_sealing();

@@ -36,6 +36,34 @@ pub struct ReplicaRecord {
     /// to need nothing of theirs. Here they stay until their copies are gone.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub leaving: BTreeSet<Replica>,
+    /// The last one that people asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verification: Option<Verification>,
+}
+
+/// All current copies are compared with the primary's.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Verification {
+    /// Rises with each.
+    pub number: u64,
+    /// Seconds since 1970 when it was asked for.
+    pub asked_s: u64,
+    /// What differs becomes what the primary has.
+    pub repair: bool,
+    /// `None`: it goes on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found: Option<Verified>,
+}
+
+/// What a verification found.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Verified {
+    /// Whose copy the others were compared with.
+    pub primary: Option<Replica>,
+    /// How many blocks of each copy that was current all the time differed.
+    pub different: BTreeMap<Replica, u64>,
+    /// The first of these blocks, of any copy.
+    pub blocks: BTreeSet<u64>,
 }
 
 /// What lies beside a copy, durable.
@@ -107,7 +135,7 @@ impl ReplicaRecord {
     pub fn new(set: u64, primary: Replica, others: &[Replica]) -> ReplicaRecord {
         let behind = others.iter().map(|member| (*member, ReplicaStanding::Behind { since: None }));
         let members = behind.chain([(primary, ReplicaStanding::Current)]).collect();
-        ReplicaRecord { set, epoch: 1, primary, generation: 1, members, leaving: BTreeSet::new() }
+        ReplicaRecord { set, epoch: 1, primary, generation: 1, members, leaving: BTreeSet::new(), verification: None }
     }
 
     pub fn is_current(&self, member: Replica) -> bool {
@@ -182,6 +210,27 @@ impl ReplicaRecord {
         next
     }
 
+    /// People want the copies to be compared.
+    ///
+    /// `None`: they are being compared.
+    pub fn verifying(&self, repair: bool, asked_s: u64) -> Option<ReplicaRecord> {
+        let goes_on = self.verification.as_ref().is_some_and(|it| it.found.is_none());
+        let number = self.verification.as_ref().map_or(0, |it| it.number) + 1;
+        let verification = Some(Verification { number, asked_s, repair, found: None });
+        (!goes_on).then(|| ReplicaRecord { verification, ..self.changed() })
+    }
+
+    /// They were. Those that shall become what the primary has are current no more, until they are.
+    pub fn verified(&self, found: Verified) -> ReplicaRecord {
+        let repair = self.verification.as_ref().is_some_and(|it| it.repair);
+        let differ = found.different.iter().filter(|one| repair && *one.1 > 0);
+        let mut next = self.without(&differ.map(|one| *one.0).collect::<Vec<_>>());
+        if let Some(verification) = &mut next.verification {
+            verification.found = Some(found);
+        }
+        next
+    }
+
     /// People say that a member that is behind is to be primary, because nobody who has everything comes back: what it
     /// misses is lost. Whoever was current is refused when it comes back all the same, and nothing on it is changed.
     ///
@@ -224,7 +273,15 @@ mod tests {
 
     fn record(standing: ReplicaStanding) -> ReplicaRecord {
         let members = BTreeMap::from([(TWO, standing)]);
-        ReplicaRecord { set: 7, epoch: 3, primary: ONE, generation: 5, members, leaving: BTreeSet::new() }
+        ReplicaRecord {
+            set: 7,
+            epoch: 3,
+            primary: ONE,
+            generation: 5,
+            members,
+            leaving: BTreeSet::new(),
+            verification: None,
+        }
     }
 
     fn mark(generation: u64, whole: bool) -> Option<CopyMark> {
@@ -299,6 +356,22 @@ mod tests {
         // It was marked last when it was current.
         assert_eq!(judge(&forced, TWO, mark(2, true).as_ref()), CopyVerdict::Lagging);
         assert_eq!(judge(&forced, ONE, mark(3, true).as_ref()), CopyVerdict::Refused(CopyRefused::Diverged));
+    }
+
+    #[test]
+    fn copies_are_compared_once_at_a_time_and_those_that_differ_are_left_behind_if_that_was_asked() {
+        let both = ReplicaRecord::new(7, ONE, &[TWO]).with(TWO);
+        for repair in [false, true] {
+            let asked = both.verifying(repair, 100).unwrap();
+            assert_eq!((asked.generation, asked.verifying(repair, 101)), (3, None));
+            let found =
+                |blocks| Verified { primary: Some(ONE), different: [(TWO, blocks)].into(), ..Verified::default() };
+            assert_eq!(asked.verified(found(0)).current().count(), 2);
+            let differs = asked.verified(found(2));
+            assert_eq!((differs.generation, differs.current().count()), (4, if repair { 1 } else { 2 }));
+            assert_eq!(differs.verification.as_ref().unwrap().found, Some(found(2)));
+            assert_eq!(differs.verifying(false, 102).unwrap().verification.unwrap().number, 2);
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use histories::rng::{Rng, seeds};
 use replica_core::{
     Backup, BackupAct, BlockRange, CopyOperation, Decided, DiskReply, DiskRequest, Kept, Layout, OperationTicket,
-    Primary, PrimaryAct, Replica, ReplicaAnswer, ReplicaMessage, ReplicaRecord, record,
+    Primary, PrimaryAct, Replica, ReplicaAnswer, ReplicaMessage, ReplicaRecord, Verification, record,
 };
 
 /// A number for each block.
@@ -23,6 +23,8 @@ const TROUBLE_MS: u64 = 20_000;
 const HEAL_MS: u64 = 20_000;
 /// A client asks again.
 const CLIENT_PATIENCE_MS: u64 = 400;
+/// When a verification was asked for that must find what rotted.
+const ROTTEN_S: u64 = 1;
 /// From the loss of a node until the cluster says so.
 const VERDICT_MS: u64 = 400;
 
@@ -89,6 +91,7 @@ enum Underway {
     Keep(Kept),
     Write(BlockRange, Data),
     Flush(BTreeMap<u64, Cell>),
+    Sum(BlockRange),
 }
 
 struct Server {
@@ -180,6 +183,9 @@ struct World {
     /// No client asks anything new until then.
     asleep_until_ms: u64,
     is_calm: bool,
+    /// Blocks that may differ.
+    rotten: u64,
+    verified: u64,
     wrong: Vec<String>,
     trace: Vec<String>,
 }
@@ -211,6 +217,8 @@ impl World {
             better: None,
             asleep_until_ms: 0,
             is_calm: false,
+            rotten: 0,
+            verified: 0,
             wrong: Vec::new(),
             trace: Vec::new(),
             rng,
@@ -271,6 +279,11 @@ impl World {
                 Underway::Keep(kept) => it.disk.kept = kept,
                 Underway::Write(range, data) => it.disk.write(range, &data),
                 Underway::Flush(seen) => it.disk.make_durable(&seen),
+                Underway::Sum(range) => {
+                    let sums = it.disk.values(range).iter().map(|value| *value as u32).collect();
+                    todo.extend(server.backup.summed(ticket, sums));
+                    continue;
+                }
             }
             todo.extend(server.backup.done(ticket));
         }
@@ -319,6 +332,7 @@ impl World {
                         CopyOperation::Keep(kept) => Underway::Keep(kept),
                         CopyOperation::Write { range, data } => Underway::Write(range, data),
                         CopyOperation::Flush => Underway::Flush(disk.seen.clone()),
+                        CopyOperation::Sum(range) => Underway::Sum(range),
                     };
                     if let Some(server) = &mut self.nodes[node].server {
                         server.operations.push((due, ticket, what));
@@ -487,6 +501,12 @@ impl World {
             let (_, node, life, known, next) = self.proposals.remove(at);
             let decided = if known == self.engine {
                 self.say(|| format!("n{node}: {next:?}"));
+                let found = next.verification.iter().filter_map(|it| it.found.as_ref());
+                let differs: u64 = found.flat_map(|found| found.different.values()).sum();
+                if differs > self.rotten {
+                    self.wrong.push(format!("copies differ in {differs} blocks"));
+                }
+                self.verified += u64::from(next.verification != self.engine.verification);
                 self.engine = next;
                 self.changes += 1;
                 // Between what the engine has and what members know is where it hurts.
@@ -715,6 +735,7 @@ impl World {
             }
             23 if self.rng.one_in(3) => self.replace(node),
             24..26 => self.change_members(node),
+            27 => self.verify(),
             26 => self.asleep_until_ms = self.now_ms + self.rng.below(4000),
             _ => {}
         }
@@ -835,6 +856,40 @@ impl World {
         }
     }
 
+    /// Since a block rotted, with what is different made what the primary has.
+    fn is_verified(&self) -> bool {
+        let is_over = |it: &Verification| it.repair && it.found.is_some() && it.asked_s == ROTTEN_S;
+        self.engine.verification.as_ref().is_some_and(is_over)
+    }
+
+    fn verify_and_repair(&mut self) {
+        if let Some(next) = self.engine.verifying(true, ROTTEN_S) {
+            self.engine = next;
+        }
+    }
+
+    fn verify(&mut self) {
+        let repair = self.rng.one_in(2);
+        if self.engine_back_ms <= self.now_ms
+            && let Some(next) = self.engine.verifying(repair, 0)
+        {
+            self.say(|| format!("people: {next:?}"));
+            self.engine = next;
+        }
+    }
+
+    /// A block of a copy that is current, and not the primary's, is not what was written any more.
+    fn rot(&mut self) {
+        let others: Vec<Replica> = self.engine.current().filter(|member| *member != self.engine.primary).collect();
+        let member = others[self.rng.below(others.len() as u64) as usize];
+        let block = self.rng.below(LAYOUT.blocks);
+        let disk = &mut self.nodes[usize::from(member.0)].disk;
+        let value = disk.value(block) ^ 1 << 20;
+        disk.write(BlockRange::one(block), &vec![value]);
+        disk.durable = disk.seen.clone();
+        self.rotten = 1;
+    }
+
     /// A primary hears of what others did to the record, unless it is about to change it itself.
     fn tell_primary(&mut self) {
         let primary = usize::from(self.engine.primary.0);
@@ -929,7 +984,14 @@ fn run(seed: u64, nodes: usize, power: Power) -> (u64, u64) {
         let pending = world.requests.values().any(|it| matches!(it.asked, Asked::Write(..)));
         // What nobody waits for any more may still be under way.
         if world.is_whole() && !pending && world.is_equal() {
-            break;
+            if world.rotten == 0 && nodes > 1 {
+                world.rot();
+            } else if world.is_verified() {
+                break;
+            }
+        }
+        if world.rotten > 0 && !world.is_verified() {
+            world.verify_and_repair();
         }
         if world.now_ms >= until_ms {
             fail(&world, if world.is_whole() { "copies differ" } else { "it does not become whole" });
@@ -941,6 +1003,7 @@ fn run(seed: u64, nodes: usize, power: Power) -> (u64, u64) {
             fail(&world, &format!("block {block} is {value}"));
         }
     }
+    assert!(world.verified > 0, "seed {seed}");
     (world.answers, world.changes)
 }
 
