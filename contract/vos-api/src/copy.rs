@@ -37,7 +37,17 @@ operations! {
 
     /// As [`crate::disk::Allocate`], for this copy.
     RESERVE = 23: repeatable Reserve { need: Need, first: u64, count: u64 } -> Empty [Access, NoSpace];
+
+    /// What is on the medium of these blocks, at most [`SUMS_MAX`], whatever is in memory. Reply data: the CRC32 of
+    /// each, as `u32`; none when one of them cannot be read.
+    SUM = 24: repeatable SumBlocks { seq: u64, first: u64, count: u64 } -> Empty [Access];
+
+    /// Reply data: these blocks as they are on this copy's medium. `EIO`: they cannot be read.
+    LOOK = 25: repeatable LookAt { first: u64, count: u64 } -> Empty [Access];
 }
+
+/// Blocks of one [`SumBlocks`].
+pub const SUMS_MAX: u64 = 1024;
 
 replies! {
     Welcomed {

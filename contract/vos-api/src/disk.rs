@@ -59,6 +59,10 @@ operations! {
     /// The owner asks to be the only one for a while: its successor is served after that. Answered when the disk itself
     /// is sure of its place.
     HOLD = 23: repeatable Hold {} -> Held [Access];
+
+    /// Reads another copy of the disk than the one that is read usually: what that one has may be damaged. `which`
+    /// counts them from 0; `ENXIO`: so many there are not. Reply data: the bytes. Nobody may write there meanwhile.
+    READ_OTHER = 24: repeatable ReadOther { which: u64, offset: u64, bytes: u64 } -> Empty [NoAddress];
 }
 
 replies! {

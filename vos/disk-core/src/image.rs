@@ -3,9 +3,10 @@
 //! A completed write is in the host's page cache and survives the death of this process.
 
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{FallocateFlags, FileType, OFlags, SeekFrom};
+use rustix::fs::{Advice, FallocateFlags, FileType, OFlags, SeekFrom};
 use rustix::io::Errno;
 use vos_api::disk::{BLOCK_BYTES, host_reserve_bytes};
 
@@ -149,6 +150,14 @@ impl Medium for ImageFile {
             Err(Errno::NXIO) => None,
             // Who cannot tell may have data everywhere.
             Err(_) => Some((offset, self.bytes)).filter(|_| offset < self.bytes),
+        }
+    }
+
+    fn forget(&self, offset: u64, bytes: u64) {
+        if let Some(bytes) = NonZeroU64::new(bytes)
+            && let Err(error) = rustix::fs::fadvise(&self.file, offset, Some(bytes), Advice::DontNeed)
+        {
+            tracing::debug!(%error, "pages of an image stay");
         }
     }
 

@@ -104,6 +104,9 @@ pub trait Medium: Send + Sync {
     /// The first range from there on that may hold other than zeros; `None`: all of the rest is zeros.
     fn data_from(&self, offset: u64) -> Option<(u64, u64)>;
 
+    /// What is read there next comes from the medium, but for what is not written back yet.
+    fn forget(&self, offset: u64, bytes: u64);
+
     /// The range reads as zeros afterwards.
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), Errno>;
 

@@ -69,6 +69,16 @@ impl Volume {
         self.medium.data_from(offset)
     }
 
+    /// Reads a range from the medium, whatever is in memory.
+    pub fn read_medium(&self, offset: u64, bytes: u64, into: &dyn Bulk) -> Result<u32, Errno> {
+        self.check_range(offset, bytes)?;
+        // What no medium holds needs no place in memory either.
+        if self.data_from(offset).is_some_and(|(first, _)| first < offset + bytes) {
+            self.medium.forget(offset, bytes);
+        }
+        self.read_at(offset, bytes, into, 0)
+    }
+
     /// Everything written before is on the medium when this returns. A flush of what cannot change promises nothing
     /// that is not so.
     pub fn flush(&self) -> Result<(), Errno> {
@@ -299,6 +309,10 @@ mod tests {
 
         fn data_from(&self, offset: u64) -> Option<(u64, u64)> {
             self.0.data_from(offset)
+        }
+
+        fn forget(&self, offset: u64, bytes: u64) {
+            self.0.forget(offset, bytes);
         }
 
         fn discard(&self, offset: u64, bytes: u64) -> Result<(), Errno> {

@@ -139,6 +139,8 @@ impl Service for Disk {
             Ask::Allocate(it) => {
                 self.spawn(request, ticket, move |volume, _| volume.allocate(it.offset, it.bytes, it.need).map(|()| 0));
             }
+            // There is one.
+            Ask::ReadOther(_) => request.fail(Errno::NXIO),
             Ask::Flush(_) => self.flush(request),
             Ask::Hold(_) => match self.entrance.promise(&request) {
                 Ok(()) => request.reply(Held { for_ms: TERM_MS }, 0),

@@ -47,6 +47,10 @@ fn main() -> std::process::ExitCode {
             ),
             ("copies_come_and_go_while_the_disk_serves", copies_come_and_go_while_the_disk_serves),
             (
+                "copies_are_compared_and_what_differs_becomes_what_the_primary_has",
+                copies_are_compared_and_what_differs_becomes_what_the_primary_has,
+            ),
+            (
                 "disk_is_refused_a_copy_of_another_set_or_one_that_lost_its_data",
                 disk_is_refused_a_copy_of_another_set_or_one_that_lost_its_data,
             ),
@@ -385,6 +389,56 @@ fn copies_come_and_go_while_the_disk_serves() {
     set.engine.edit(|record| record.joined_by(Replica(2)));
     set.await_all_current();
     write(0, 5);
+    set.assert_equal();
+}
+
+fn copies_are_compared_and_what_differs_becomes_what_the_primary_has() {
+    let set = Set::new(3);
+    let _copies: Vec<Process> = (0..3).map(|number| set.copy(number)).collect();
+    let mut disk = Some(set.disk(0));
+    let client = set.client();
+    (0..600).for_each(|index| {
+        client.write(index * 3 * BLOCK as u64, &block(index, 1), Durability::Server).expect("written");
+    });
+    set.await_all_current();
+    let verify = |repair: bool| {
+        set.engine.edit(|record| record.verifying(repair, 1));
+        let is_over = |record: &ReplicaRecord| record.verification.as_ref().is_some_and(|it| it.found.is_some());
+        set.await_record("compared", is_over);
+        let record = set.engine.record().expect("a record");
+        let found = record.verification.and_then(|it| it.found).expect("it is over");
+        let count = |member: u8| found.different.get(&Replica(member)).copied();
+        (count(0), count(1), count(2), found.blocks.into_iter().collect::<Vec<u64>>())
+    };
+    assert_eq!(verify(false), (None, Some(0), Some(0), vec![]));
+    let spoil = |copy: usize, index: u64| {
+        let image = set.images[copy].as_file();
+        image.write_all_at(b"rotten", index * BLOCK as u64 + 100).expect("the image");
+        image.sync_all().expect("the image");
+    };
+    (spoil(1, 6), spoil(1, 2001), spoil(2, 2001), spoil(2, 0));
+    let damaged = (None, Some(2), Some(2), vec![0, 6, 2001]);
+    assert_eq!(verify(false), damaged);
+    // Whoever can tell what is right finds it on another copy.
+    let mut seen = vec![0; BLOCK];
+    let mut look = |which, index: u64| client.read_other(which, index * BLOCK as u64, &mut seen).map(|()| seen.clone());
+    assert_eq!(look(1, 6), Ok(block(2, 1)));
+    assert_eq!(look(0, 6).expect("read")[100..106], *b"rotten");
+    assert_eq!(look(2, 6), Err(Errno::NXIO));
+    // While somebody writes to the same blocks and others; its primary is killed meanwhile.
+    set.engine.edit(|record| record.verifying(true, 2));
+    for version in 2..30 {
+        client.write(3 * BLOCK as u64, &block(1, version), Durability::Server).expect("written");
+        client.write(1990 * BLOCK as u64, &block(1990, version), Durability::Server).expect("written");
+        if let Some(killed) = disk.take_if(|_| version == 4) {
+            killed.kill();
+            disk = Some(set.disk(0));
+        }
+    }
+    set.await_record("compared", |record| record.verification.as_ref().is_some_and(|it| it.found.is_some()));
+    set.await_all_current();
+    assert_eq!(verify(false), (None, Some(0), Some(0), vec![]));
+    client.flush().expect("flushed");
     set.assert_equal();
 }
 

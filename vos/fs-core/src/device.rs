@@ -19,6 +19,11 @@ pub trait BlockDevice: Send + Sync {
     /// Bytes; does not change while the device is open.
     fn bytes(&self) -> u64;
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError>;
+    /// The same from another copy than the one that is read usually, the first of which is 0. `false`: so many there
+    /// are not. Nobody may write there meanwhile.
+    fn read_other(&self, _which: u64, _offset: u64, _out: &mut [u8]) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError>;
     /// Several writes that may be under way together and reach the device in any order. On failure any of them may be
     /// there.

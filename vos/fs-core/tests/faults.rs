@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 
@@ -345,6 +345,75 @@ fn failing_reads_are_eio() {
     assert_eq!(client.read_call(api::READ, [ino, 0, 8192], &[]).status, EIO);
     device.fails_reads.store(false, Ordering::SeqCst);
     assert_eq!(client.read(ino, 0, 8192), [1; 8192]);
+}
+
+/// Two copies, of which the first is read, or cannot be.
+struct Mirror {
+    copies: [MemoryDevice; 2],
+    is_unreadable: AtomicBool,
+}
+
+impl BlockDevice for Mirror {
+    fn bytes(&self) -> u64 {
+        self.copies[0].bytes()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        if self.is_unreadable.load(Ordering::SeqCst) {
+            return Err(DeviceError(EIO as i32));
+        }
+        self.copies[0].read(offset, out)
+    }
+
+    fn read_other(&self, which: u64, offset: u64, out: &mut [u8]) -> Result<bool, DeviceError> {
+        if which > 0 { Ok(false) } else { self.copies[1].read(offset, out).map(|()| true) }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
+        self.copies.iter().try_for_each(|copy| copy.write(offset, data))
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.copies.iter().try_for_each(|copy| copy.flush())
+    }
+
+    fn discard(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.copies.iter().try_for_each(|copy| copy.discard(offset, bytes))
+    }
+}
+
+#[test]
+fn block_that_is_damaged_on_one_copy_is_read_from_another_and_mended() {
+    let copies = [(); 2].map(|()| MemoryDevice::new(VOLUME_BYTES_MIN));
+    let device = Arc::new(Mirror { copies, is_unreadable: AtomicBool::new(false) });
+    let mut options = Options::inline(1);
+    options.cache_bytes = 0;
+    let fs = Fs::open(device.clone(), options).expect("the volume opens");
+    let mut client = Client::new(&fs, 7);
+    let ino = make(&mut client, "f");
+    client.write(ino, 0, &[7; 3 * 4096], 1);
+    fs.checkpoint().expect("a checkpoint");
+    let mut block = [0; 4096];
+    let holds = |copy: usize, fill: u8| {
+        let mut block = [0; 4096];
+        let offsets = (0..device.bytes()).step_by(4096);
+        offsets.filter(|at| device.copies[copy].read(*at, &mut block).is_ok() && block == [fill; 4096]).collect()
+    };
+    let places: Vec<u64> = holds(0, 7);
+    assert_eq!(places.len(), 3);
+    let spoil = |copy: usize, at: usize| device.copies[copy].write(places[at], &[8; 4096]).expect("memory");
+    spoil(0, 1);
+    assert_eq!(client.read(ino, 0, 3 * 4096), [7; 3 * 4096]);
+    device.copies[0].read(places[1], &mut block).expect("memory");
+    assert_eq!(block, [7; 4096], "written anew");
+    // A medium that gives nothing.
+    device.is_unreadable.store(true, Ordering::SeqCst);
+    assert_eq!(client.read_call(api::READ, [ino, 0, 3 * 4096], &[]).data, [7; 3 * 4096]);
+    device.is_unreadable.store(false, Ordering::SeqCst);
+    // On both.
+    (spoil(0, 2), spoil(1, 2));
+    assert_eq!(client.read_call(api::READ, [ino, 8192, 4096], &[]).status, EIO);
+    assert_eq!(client.read(ino, 0, 8192), [7; 8192]);
 }
 
 /// Memory whose writes that travel together say that they have come and wait to be let through.

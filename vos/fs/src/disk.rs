@@ -47,6 +47,14 @@ impl BlockDevice for DiskDevice {
         self.client.read_into(offset, out).map_err(|errno| self.failed(errno))
     }
 
+    fn read_other(&self, which: u64, offset: u64, out: &mut [u8]) -> Result<bool, DeviceError> {
+        match self.client.read_other(which, offset, out) {
+            // A disk of an earlier release knows of no others.
+            Err(Errno::NXIO | Errno::OPNOTSUPP) => Ok(false),
+            answered => answered.map(|()| true).map_err(|errno| self.failed(errno)),
+        }
+    }
+
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         self.client.write(offset, data, Durability::Server).map_err(|errno| self.failed(errno))
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use abi::limits::TRANSFER_BYTES_MAX;
 use rustix::io::Errno;
 pub use vos_api::disk::{Access, Durability, Need};
-use vos_api::disk::{Allocate, BLOCK_BYTES, Discard, Flush, Hold, Info, READ_ONLY, Read, Write};
+use vos_api::disk::{Allocate, BLOCK_BYTES, Discard, Flush, Hold, Info, READ_ONLY, Read, ReadOther, Write};
 use vos_api::{Class, Operation};
 
 use crate::blocking::{BlockingSession, Started};
@@ -70,6 +70,14 @@ impl DiskClient {
             at += u64::from(bytes);
         }
         flying.into_iter().try_for_each(|(started, place)| finish_read(started, place))
+    }
+
+    /// The same from one of the other copies of the disk, at most one transfer. `ENXIO`: so many there are not.
+    pub fn read_other(&self, which: u64, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+        check(offset, into.len())?;
+        let bytes = u32::try_from(into.len()).map_err(|_| Errno::RANGE)?;
+        let read = ReadOther { which, offset, bytes: bytes.into() }.encode();
+        finish_read(self.session.start(Op::of(&read, Class::Repeatable, bytes))?, into)
     }
 
     pub fn read(&self, offset: u64, bytes: usize) -> Result<Vec<u8>, Errno> {

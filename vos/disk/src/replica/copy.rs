@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use abi::Endpoint;
-use disk_core::{Access, Durability, Image, ImageFile, Volume};
+use disk_core::{Access, Durability, Image, ImageFile, ReadInto, Volume};
 use parking_lot::Mutex;
 use replica_core::{
     Backup, BackupAct, BlockRange, CopyOperation, CopyState, Kept, Layout, OperationTicket, ReplicaAnswer,
@@ -32,7 +32,14 @@ use crate::service::Arena;
 
 const KIND: Kind = Kind {
     name: "copy",
-    system_calls: &[libc::SYS_pread64, libc::SYS_pwrite64, libc::SYS_fdatasync, libc::SYS_fallocate, libc::SYS_fstatfs],
+    system_calls: &[
+        libc::SYS_pread64,
+        libc::SYS_pwrite64,
+        libc::SYS_fdatasync,
+        libc::SYS_fallocate,
+        libc::SYS_fstatfs,
+        libc::SYS_fadvise64,
+    ],
 };
 const WORKERS: usize = 4;
 /// Blocks up to this length the loop writes itself.
@@ -72,6 +79,9 @@ pub struct CopyOptions {
     pub boot: u64,
 }
 
+/// Of which blocks which checksums were wanted, and are made.
+type Summed = Arc<Mutex<Vec<(OperationTicket, Vec<u32>)>>>;
+
 /// The service of one copy.
 pub struct CopyServer {
     machine: Backup<u64>,
@@ -89,6 +99,8 @@ pub struct CopyServer {
     /// Requests that wait for an answer, by epoch and what was asked.
     waiting: HashMap<(u32, Awaited), Vec<u64>>,
     ended: PoolResults<OperationTicket>,
+    /// Checksums that the pool has made.
+    summed: Summed,
     has_failed: bool,
 }
 
@@ -98,6 +110,7 @@ enum Awaited {
     /// A write or a copy.
     Accepted(u64),
     Durable(u64),
+    Sums(u64),
     Marked(u64, bool),
     Granted(u64),
 }
@@ -124,6 +137,7 @@ impl CopyServer {
             next_request: 1,
             waiting: HashMap::new(),
             ended: Arc::default(),
+            summed: Arc::default(),
             has_failed: false,
         })
     }
@@ -172,7 +186,11 @@ impl CopyServer {
                 (ReplicaMessage::Mark { generation, whole, behind }, Awaited::Marked(generation, whole))
             }
             Ask::AskLease(it) => (ReplicaMessage::Lease { asked_ms: it.asked_ms }, Awaited::Granted(it.asked_ms)),
-            Ask::Reserve(_) => return None,
+            Ask::SumBlocks(it) => {
+                let range = range(it.first, it.count).filter(|_| it.count <= api::SUMS_MAX)?;
+                (ReplicaMessage::Sum { seq: it.seq, range }, Awaited::Sums(it.seq))
+            }
+            Ask::Reserve(_) | Ask::LookAt(_) => return None,
         })
     }
 
@@ -186,6 +204,7 @@ impl CopyServer {
                     let volume = Arc::clone(&self.volume);
                     self.later(ticket, move || volume.flush());
                 }
+                BackupAct::Do(ticket, CopyOperation::Sum(range)) => self.sum(ticket, range),
                 BackupAct::Do(ticket, CopyOperation::Write { range, data }) => {
                     // Answered already, since it was said before: the same bytes are there.
                     let Some(request) = self.requests.get(&data).map(Arc::clone) else {
@@ -236,6 +255,7 @@ impl CopyServer {
             ReplicaAnswer::Welcome(_) => Awaited::Welcome,
             ReplicaAnswer::Accepted { seq } => Awaited::Accepted(*seq),
             ReplicaAnswer::Durable { seq } => Awaited::Durable(*seq),
+            ReplicaAnswer::Sums { seq, .. } => Awaited::Sums(*seq),
             ReplicaAnswer::Marked { generation, whole } => Awaited::Marked(*generation, *whole),
             ReplicaAnswer::Granted { asked_ms } => Awaited::Granted(*asked_ms),
             ReplicaAnswer::Outdated { epoch: now } => return self.end_epochs_before(*now),
@@ -247,6 +267,10 @@ impl CopyServer {
                 let data = CopyState { is_blank: self.volume.data_from(0).is_none(), ..state }.encode();
                 let results = Welcomed { promised_ms, bytes: data.len() as u64 }.into();
                 Reply { status: 0, results, data }
+            }
+            ReplicaAnswer::Sums { sums, .. } => {
+                let data = sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
+                Reply { status: 0, results: [0; 4], data }
             }
             _ => Reply { status: 0, results: [0; 4], data: Vec::new() },
         };
@@ -272,6 +296,36 @@ impl CopyServer {
         over.into_iter().for_each(|key| self.answer_all(key, &outdated(now)));
     }
 
+    fn sum(&mut self, ticket: OperationTicket, range: BlockRange) {
+        let (volume, summed, handle) = (Arc::clone(&self.volume), Arc::clone(&self.summed), self.handle.clone());
+        let done = self.pool.run(move || {
+            let sums = sums(&volume, range).unwrap_or_else(|errno| {
+                tracing::error!(%errno, first = range.first, count = range.count, "blocks of this copy cannot be read");
+                Vec::new()
+            });
+            summed.lock().push((ticket, sums));
+            handle.poke();
+        });
+        if let Err(error) = done {
+            tracing::error!(%error, "a copy finds no place for its work");
+            self.fail(Errno::AGAIN);
+        }
+    }
+
+    fn look(&self, request: Request, it: &api::LookAt) {
+        let (offset, bytes) = (it.first.checked_mul(BLOCK), it.count.checked_mul(BLOCK));
+        let range = offset.zip(bytes).filter(|range| range.1 <= u64::from(request.in_capacity()));
+        let Some((offset, bytes)) = range else { return request.fail(Errno::INVAL) };
+        let volume = Arc::clone(&self.volume);
+        let done = self.pool.run(move || match volume.read_medium(offset, bytes, &Arena(&request)) {
+            Ok(bytes) => request.reply([0; 4], bytes),
+            Err(errno) => request.fail(errno),
+        });
+        if let Err(error) = done {
+            tracing::error!(%error, "a request was refused");
+        }
+    }
+
     fn reserve(&self, request: Request, it: &api::Reserve) {
         let volume = Arc::clone(&self.volume);
         let (need, first, count) = (it.need, it.first, it.count);
@@ -291,6 +345,12 @@ impl CopyServer {
 fn outdated(epoch: u32) -> Reply {
     let results = Outdated { server: 0, own: epoch.into() }.into();
     Reply { status: Errno::STALE.raw_os_error() as u32, results, data: Vec::new() }
+}
+
+fn sums(volume: &Volume, range: BlockRange) -> Result<Vec<u32>, Errno> {
+    let mut bytes = vec![0; range.count as usize * BLOCK as usize];
+    volume.read_medium(range.first * BLOCK, bytes.len() as u64, &ReadInto::new(&mut bytes))?;
+    Ok(bytes.chunks_exact(BLOCK as usize).map(crc32fast::hash).collect())
 }
 
 fn write(volume: &Volume, range: BlockRange, request: &Request) -> Result<(), Errno> {
@@ -323,8 +383,10 @@ impl Service for CopyServer {
         if epoch < self.machine.fence() {
             return request.answer(&outdated(self.machine.fence()));
         }
-        if let Ask::Reserve(it) = &ask {
-            return self.reserve(request, it);
+        match &ask {
+            Ask::Reserve(it) => return self.reserve(request, it),
+            Ask::LookAt(it) => return self.look(request, it),
+            _ => (),
         }
         let number = self.next_request;
         let Some((message, awaited)) = self.message(&ask, number, request.out_bytes()) else {
@@ -343,6 +405,11 @@ impl Service for CopyServer {
     }
 
     fn tick(&mut self, _now: Instant) {
+        let summed = std::mem::take(&mut *self.summed.lock());
+        for (ticket, sums) in summed {
+            let acts = self.machine.summed(ticket, sums);
+            self.act(acts);
+        }
         let ended = std::mem::take(&mut *self.ended.lock());
         for (ticket, result) in ended {
             match result {

@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use vos_api::Operation;
 use vos_api::copy as api;
-use vos_api::disk::Need;
+use vos_api::disk::{BLOCK_BYTES, Need};
 use vos_rt::Handle;
 
 use super::endpoint_of;
@@ -44,6 +44,8 @@ pub struct LinkInbox(Mutex<Vec<(Replica, LinkSaid)>>);
 pub enum LinkSaid {
     Answer(u64, ReplicaAnswer),
     Reserved(u64, Result<(), Errno>),
+    /// What its medium has.
+    Looked(u64, Result<Vec<u8>, Errno>),
     /// That turn is over.
     Broken(u64),
 }
@@ -100,11 +102,14 @@ enum Asked {
     Marked(u64, bool),
     Granted(u64),
     Reserved(u64),
+    Sums(u64),
+    Looked(u64),
 }
 
 enum Saying {
     Message(u32, ReplicaMessage<Content>),
     Reserve(u64, Need, BlockRange),
+    Look(u64, BlockRange),
 }
 
 impl Link {
@@ -153,6 +158,10 @@ impl Link {
 
     pub fn reserve(&self, id: u64, need: Need, range: BlockRange) {
         self.shared.put(Saying::Reserve(id, need, range), None);
+    }
+
+    pub fn look(&self, id: u64, range: BlockRange) {
+        self.shared.put(Saying::Look(id, range), None);
     }
 
     pub fn turn(&self) -> u64 {
@@ -273,6 +282,10 @@ impl State {
                 let reserve = api::Reserve { need: *need, first: range.first, count: range.count.into() };
                 self.ask(&reserve, 0, None, Asked::Reserved(*id))
             }
+            Saying::Look(id, range) => {
+                let look = api::LookAt { first: range.first, count: range.count.into() };
+                self.ask(&look, range.count * BLOCK_BYTES, None, Asked::Looked(*id))
+            }
             Saying::Message(epoch, message) => self.send_message(*epoch, message),
         }
     }
@@ -304,6 +317,10 @@ impl State {
                 Content::Zeros => Ok(()),
             },
             ReplicaMessage::Flush { seq } => self.ask(&api::SyncCopy { seq: *seq }, 0, None, Asked::Durable(*seq)),
+            ReplicaMessage::Sum { seq, range } => {
+                let sum = api::SumBlocks { seq: *seq, first: range.first, count: range.count.into() };
+                self.ask(&sum, range.count * size_of::<u32>() as u32, None, Asked::Sums(*seq))
+            }
             ReplicaMessage::Mark { generation, whole, behind } => {
                 let missing = encode_behind(behind);
                 let mark = api::MarkCopy { generation: *generation, whole: (*whole).into(), missing: &missing };
@@ -344,7 +361,7 @@ impl Saying {
                 ReplicaMessage::Write { data: Content::Bytes(bytes), .. }
                 | ReplicaMessage::Copy { data: Content::Bytes(bytes), .. },
             ) => AROUND + bytes.len(),
-            Saying::Message(..) | Saying::Reserve(..) => AROUND,
+            Saying::Message(..) | Saying::Reserve(..) | Saying::Look(..) => AROUND,
         }
     }
 }
@@ -353,6 +370,9 @@ impl Saying {
 fn said(turn: u64, asked: Asked, done: Done) -> Option<LinkSaid> {
     if let Asked::Reserved(id) = asked {
         return Some(LinkSaid::Reserved(id, done.error.map_or(Ok(()), Err)));
+    }
+    if let Asked::Looked(id) = asked {
+        return Some(LinkSaid::Looked(id, done.error.map_or_else(|| Ok(done.data.to_vec()), Err)));
     }
     let answer = match (done.error, asked) {
         (Some(Errno::STALE), _) => {
@@ -365,7 +385,12 @@ fn said(turn: u64, asked: Asked, done: Done) -> Option<LinkSaid> {
         (None, Asked::Durable(seq)) => ReplicaAnswer::Durable { seq },
         (None, Asked::Marked(generation, whole)) => ReplicaAnswer::Marked { generation, whole },
         (None, Asked::Granted(asked_ms)) => ReplicaAnswer::Granted { asked_ms },
-        (None, Asked::Reserved(_)) => return None,
+        (None, Asked::Sums(seq)) => {
+            let words = done.data.to_vec();
+            let sums = words.chunks_exact(4).filter_map(|word| Some(u32::from_le_bytes(word.try_into().ok()?)));
+            ReplicaAnswer::Sums { seq, sums: sums.collect() }
+        }
+        (None, Asked::Reserved(_) | Asked::Looked(_)) => return None,
     };
     Some(LinkSaid::Answer(turn, answer))
 }

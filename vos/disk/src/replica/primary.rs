@@ -96,6 +96,8 @@ pub struct MirroredDisk {
     next_number: u64,
     /// Pieces that a copy makes room for.
     reserving: HashMap<u64, Replica>,
+    /// Pieces that another copy reads.
+    looking: HashMap<u64, Replica>,
     /// Pieces that the pool reads.
     reading: HashMap<u64, Reading>,
     read: PoolResults<u64>,
@@ -166,6 +168,7 @@ impl MirroredDisk {
             pieces: HashMap::new(),
             next_number: 1,
             reserving: HashMap::new(),
+            looking: HashMap::new(),
             reading: HashMap::new(),
             read: Arc::default(),
             epoch,
@@ -268,6 +271,7 @@ impl MirroredDisk {
                     }
                 }
                 LinkSaid::Reserved(id, result) => self.done(id, result),
+                LinkSaid::Looked(id, result) => self.has_looked(id, result),
                 LinkSaid::Broken(turn) => {
                     // Unless it began anew since.
                     if self.links.get(&member).is_some_and(|link| link.turn() == turn + 1) {
@@ -365,6 +369,10 @@ impl MirroredDisk {
         if let Some(link) = self.links.get(&member) {
             link.end_turn();
         }
+        let unseen: Vec<u64> = self.looking.iter().filter(|one| *one.1 == member).map(|one| *one.0).collect();
+        for piece in unseen {
+            self.done(piece, Err(Errno::AGAIN));
+        }
         // Whoever comes back has no room made, and does not need it to be right.
         let unreserved: Vec<u64> = self.reserving.iter().filter(|one| *one.1 == member).map(|one| *one.0).collect();
         for piece in unreserved {
@@ -416,6 +424,7 @@ impl MirroredDisk {
 
     fn done(&mut self, piece: u64, result: Result<(), Errno>) {
         self.reserving.remove(&piece);
+        self.looking.remove(&piece);
         let Some(of) = self.pieces.remove(&piece) else { return };
         let Some(open) = self.open.get_mut(&of) else { return };
         open.left.remove(&piece);
@@ -542,6 +551,33 @@ impl MirroredDisk {
         self.answer_if_done(of);
     }
 
+    /// From one of the other current copies.
+    fn read_other(&mut self, of: u64, which: u64, range: BlockRange) {
+        let own = self.machine.record().primary;
+        let others = self.machine.record().current().filter(|member| *member != own);
+        let other = usize::try_from(which).ok().and_then(|which| others.into_iter().nth(which));
+        let piece = self.piece(of);
+        let link = other.and_then(|other| Some((other, self.links.get(&other)?)));
+        match link.filter(|(other, _)| !self.pausing.contains_key(other)) {
+            Some((other, link)) => {
+                link.look(piece, range);
+                self.looking.insert(piece, other);
+            }
+            None => self.done(piece, Err(if other.is_some() { Errno::AGAIN } else { Errno::NXIO })),
+        }
+    }
+
+    fn has_looked(&mut self, piece: u64, result: Result<Vec<u8>, Errno>) {
+        let open = self.pieces.get(&piece).and_then(|of| self.open.get_mut(of));
+        let put = result.and_then(|data| {
+            let open = open.ok_or(Errno::STALE)?;
+            open.request.put(0, &data)?;
+            open.in_bytes = data.len() as u32;
+            Ok(())
+        });
+        self.done(piece, put);
+    }
+
     /// Whole blocks inside the disk.
     fn is_range(&self, offset: u64, bytes: u64) -> bool {
         let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= self.volume.bytes());
@@ -575,6 +611,7 @@ impl Service for MirroredDisk {
             Ask::Write(it) => (it.offset, request.out_bytes().into()),
             Ask::Discard(it) => (it.offset, it.bytes),
             Ask::Allocate(it) => (it.offset, it.bytes),
+            Ask::ReadOther(it) => (it.offset, it.bytes),
             Ask::Info(_) | Ask::Readv(_) | Ask::Flush(_) | Ask::Hold(_) => (0, 0),
         };
         if !self.is_range(range.0, range.1) {
@@ -589,6 +626,14 @@ impl Service for MirroredDisk {
             Ask::Read(it) => {
                 let of = self.take(request, ticket);
                 self.read(of, &[(it.offset, it.bytes)]);
+            }
+            Ask::ReadOther(it) if it.bytes == 0 || it.bytes > u64::from(request.in_capacity()) => {
+                request.fail(Errno::RANGE);
+            }
+            Ask::ReadOther(it) => {
+                let range = BlockRange { first: it.offset / BLOCK, count: (it.bytes / BLOCK) as u32 };
+                let of = self.take(request, ticket);
+                self.read_other(of, it.which, range);
             }
             Ask::Readv(_) => match self.spans_of(&request) {
                 Ok(spans) => {

@@ -30,6 +30,8 @@ use crate::txn::Txn;
 /// Reads and writes up to this size leave their blocks in the cache; larger ones would empty it.
 const CACHED_BYTES_MAX: usize = 128 << 10;
 pub(super) const WINDOW_BYTES: u64 = WINDOW_BLOCKS * BLOCK64;
+/// Copies of a disk, at most.
+const COPIES_MAX: u64 = abi::limits::COPIES_PER_DC as u64;
 const COPY_BYTES_MAX: u64 = abi::limits::TRANSFER_BYTES_MAX as u64;
 
 pub(super) fn read(fs: &Arc<Fs>, call: &Call, Read { marks, ino, offset, bytes }: Read) -> Result<Reply, Errno> {
@@ -233,17 +235,38 @@ impl Fs {
         if self.log.is_unwritten(offset, out.len() as u64) {
             self.log.settle()?;
         }
-        self.device.read(offset, out)?;
-        for (place, block) in places.iter().flatten().zip(out.chunks_exact(BLOCK)) {
-            if crc32fast::hash(block) != place.crc {
-                tracing::error!(ino, block = place.block, "checksum does not match");
-                return Err(Errno::Io);
+        let read = self.device.read(offset, out);
+        if let Err(error) = read {
+            tracing::error!(ino, %error, "blocks cannot be read");
+        }
+        for (place, block) in places.iter().flatten().zip(out.chunks_exact_mut(BLOCK)) {
+            if read.is_err() || crc32fast::hash(block) != place.crc {
+                self.mend(ino, *place, block)?;
             }
         }
         if out.len() <= CACHED_BYTES_MAX {
             self.cache.insert(run.start, out.to_vec());
         }
         Ok(())
+    }
+
+    /// A block that is not what was written is read from another copy of the disk, and written anew. Its file's blocks
+    /// are used for nothing else meanwhile.
+    fn mend(&self, ino: u64, place: Place, out: &mut [u8]) -> Result<(), Errno> {
+        let offset = self.layout.data_offset(place.block);
+        for which in 0..COPIES_MAX {
+            match self.device.read_other(which, offset, out) {
+                Ok(true) if crc32fast::hash(out) == place.crc => {
+                    let written = self.device.write(offset, out);
+                    tracing::warn!(ino, block = place.block, ?written, "a damaged block was read from another copy");
+                    return Ok(());
+                }
+                Ok(true) | Err(_) => (),
+                Ok(false) => break,
+            }
+        }
+        tracing::error!(ino, block = place.block, "checksum does not match");
+        Err(Errno::Io)
     }
 
     fn read_ahead(&self, ino: u64, inode: &Inode, offset: u64, bytes: u64, generation: &Generation) {
