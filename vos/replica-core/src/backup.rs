@@ -87,12 +87,18 @@ impl<D: Clone> Backup<D> {
     /// `boot`: of the machine, as it is now.
     pub fn begin(layout: Layout, set: u64, boot: u64, kept: Kept, now_ms: u64) -> Backup<D> {
         let is_another_boot = kept.mark.is_some_and(|mark| mark.boot != boot);
+        let is_doubtful = is_another_boot && !kept.hot.is_empty();
+        let mut wanted = kept.clone();
+        // It lost nothing, and is sure of what it has: what is written from now on, and kept with this, is of this boot.
+        if let Some(mark) = wanted.mark.as_mut().filter(|_| !is_doubtful) {
+            mark.boot = boot;
+        }
         Backup {
             layout,
             set,
             boot,
-            is_doubtful: is_another_boot && !kept.hot.is_empty(),
-            wanted: kept.clone(),
+            is_doubtful,
+            wanted,
             kept,
             keeping: None,
             waiting: Vec::new(),
@@ -298,5 +304,38 @@ impl<D: Clone> Backup<D> {
             hot,
             behind: self.wanted.behind.clone(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYOUT: Layout = Layout { blocks: 24, extent_blocks: 4, hot_extents: 3 };
+
+    /// What it keeps when it is told to write.
+    fn written(backup: &mut Backup<()>) -> Kept {
+        let range = BlockRange::one(5);
+        let acts = backup.hear(1, ReplicaMessage::Write { seq: 1, floor: 1, flushed: 0, range, data: () }, 0);
+        let kept = acts.into_iter().find_map(|act| match act {
+            BackupAct::Do(_, CopyOperation::Keep(kept)) => Some(kept),
+            _ => None,
+        });
+        kept.expect("the extent is kept")
+    }
+
+    #[test]
+    fn who_lost_nothing_with_its_power_is_not_in_doubt_when_it_is_only_started_again() {
+        let mark = Some(CopyMark { set: 7, generation: 3, whole: true, boot: 1 });
+        let idle = Kept { mark, fence: 1, ..Kept::default() };
+        let mut backup = Backup::begin(LAYOUT, 7, 2, idle, 0);
+        assert!(!backup.is_doubtful());
+        let kept = written(&mut backup);
+        assert!(!Backup::<()>::begin(LAYOUT, 7, 2, kept.clone(), 0).is_doubtful(), "the same boot");
+        assert!(Backup::<()>::begin(LAYOUT, 7, 3, kept.clone(), 0).is_doubtful(), "it lost power meanwhile");
+        // In doubt it stays so until it is marked.
+        let mut doubtful = Backup::<()>::begin(LAYOUT, 7, 3, kept, 0);
+        doubtful.hear(2, ReplicaMessage::Hello, 0);
+        assert!(Backup::<()>::begin(LAYOUT, 7, 3, doubtful.wanted, 0).is_doubtful());
     }
 }
