@@ -255,3 +255,48 @@ fn disk_and_files_of_a_lost_node_go_on_beside_another_copy_and_come_back() {
     cluster.ok(&["dc", "start", "shop"]);
     assert_eq!((cluster.sh("shop", "n2", "tail -1 /dc/log").trim(), generation()), ("more", before));
 }
+
+/// Writes over what begins with `text` in the image of the disk on a node.
+fn spoil(cluster: &Cluster, node: &str, text: &str) {
+    const BLOCK: usize = 4096;
+    let id = inspect(cluster)["id"].as_u64().expect("a number");
+    let dir = cluster.path_of(node, "state_dir").join(format!("dcs/{id}/images"));
+    let paths = std::fs::read_dir(dir).expect("images").map(|entry| entry.expect("an image").path());
+    let path = paths.max_by_key(|path| path.metadata().map_or(0, |it| it.len())).expect("an image");
+    let bytes = std::fs::read(&path).expect("the image");
+    let at = bytes.chunks(BLOCK).position(|block| block.starts_with(text.as_bytes())).expect("it is there");
+    let image = std::fs::File::options().write(true).open(&path).expect("the image");
+    std::os::unix::fs::FileExt::write_all_at(&image, b"spoiled", (at * BLOCK + 1000) as u64).expect("the image");
+    image.sync_all().expect("the image");
+}
+
+#[test]
+fn block_that_is_spoiled_on_one_copy_is_mended_by_who_reads_it_and_found_by_who_compares() {
+    let cluster = Cluster::up(2);
+    let create = ["dc", "create", "shop", "--nodes", "n1,n2", "--disk", "64M", "--disk-node", "n1", "--replicas", "2"];
+    cluster.ok(&[&create[..], &["--start"]].concat());
+    await_copies(&cluster, "n1", &["n2"]);
+    let write = "python3 -c 'import sys; [sys.stdout.write((\"mark %08d \" % n).ljust(4096, \"x\")) for n in range(512)]' > /dc/f; sync";
+    cluster.sh("shop", "n2", write);
+    let sum = || cluster.sh("shop", "n2", "md5sum < /dc/f");
+    let whole = sum();
+    assert!(cluster.ok(&["disk", "verify", "shop"]).contains("all equal"));
+    cluster.ok(&["dc", "stop", "shop"]);
+    let (status, said) = cluster.fails(&["disk", "verify", "shop"]);
+    assert!(status == 1 && said.contains("dvs start shop"), "{said}");
+    spoil(&cluster, "n1", "mark 00000100");
+    spoil(&cluster, "n2", "mark 00000200");
+    cluster.ok(&["dc", "start", "shop"]);
+    let (status, said) = cluster.fails(&["disk", "verify", "shop"]);
+    assert!(status == 1 && said.contains("differ: on n2") && said.contains("--repair"), "{said}");
+    let shown = cluster.json(&["disk", "inspect", "shop", "-o", "json"]);
+    assert_eq!(shown["verification"]["found"][0]["blocks"], 2, "{shown}");
+    // What the primary has is wrong in one of them; whoever reads the file has it from the other copy.
+    assert_eq!(sum(), whole);
+    let said = cluster.ok(&["disk", "verify", "shop", "--repair"]);
+    assert!(said.contains("differed: 1 on n2;"), "{said}");
+    await_copies(&cluster, "n1", &["n2"]);
+    assert!(cluster.ok(&["disk", "verify", "shop"]).contains("all equal"));
+    cluster.ok(&["disk", "replica", "promote", "shop", "root", "n2"]);
+    assert_eq!(sum(), whole);
+}

@@ -318,6 +318,34 @@ pub struct DiskCopies {
     /// Raised when a copy begins or ceases to have everything.
     pub generation: u64,
     pub copies: Vec<DiskCopy>,
+    /// The last time that people had its copies compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verification: Option<DiskVerification>,
+}
+
+/// All current copies of a disk are compared with its primary's, while it serves.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct DiskVerification {
+    /// Seconds since 1970, UTC.
+    pub asked_s: u64,
+    /// What differs becomes what the primary has.
+    pub repair: bool,
+    /// Of each copy that was current all the time. Absent: it goes on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found: Option<Vec<DiskDifference>>,
+    /// Where the first blocks begin that differ, in bytes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub offsets: Vec<u64>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct DiskDifference {
+    /// Where the copy is. The primary's own: it could not be read there.
+    pub node: String,
+    /// Blocks of 4 KiB.
+    pub blocks: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -90,6 +90,10 @@ pub const DISKS: &str = "/v1/dcs/{dc}/disks";
 /// same answer. DELETE: the container has the disk no more, nor what was on it; 200 with [`crate::Dc`] when it is gone.
 /// 409: it cannot be, and why.
 pub const DISK: &str = "/v1/dcs/{dc}/disks/{disk}";
+/// POST: the current copies of a disk are compared with its primary's, while it serves, and `?repair=true` what differs
+/// becomes what that has; 200 with [`crate::Dc`] when that has begun, and again while it goes on. What was found says
+/// [`crate::DiskCopies::verification`] of [`DC`]. 409: the container does not run.
+pub const DISK_VERIFY: &str = "/v1/dcs/{dc}/disks/{disk}/verify";
 /// POST [`crate::DcNodeRequest`]: a disk has a copy on this node, too; 200 with [`crate::Dc`] when that runs there and
 /// gets what there is. A disk without copies has two from then on. Again: the same answer.
 pub const REPLICAS: &str = "/v1/dcs/{dc}/disks/{disk}/replicas";

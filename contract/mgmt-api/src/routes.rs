@@ -280,6 +280,9 @@ routes! {
         &[truth("force", "Also where a node that has an image of it does not answer: that image stays there.")], None
         => Answer::One("Dc");
         "A container has a disk no more, nor what was on it; answered when it is gone."
+    DiskVerify "disk-verify": Post DISK_VERIFY OPERATOR, Changes,
+        &[truth("repair", "What differs becomes what the primary has.")], None => Answer::One("Dc");
+        "The current copies of a disk are compared with its primary's; answered when that has begun."
     ReplicaAdd "replica-add": Post REPLICAS OPERATOR, Changes, &[], Some("DcNodeRequest") => Answer::One("Dc");
         "A disk of a container has one copy more; answered when its node has begun to get what there is."
     ReplicaRemove "replica-remove": Delete REPLICA OPERATOR, Changes,
@@ -402,7 +405,7 @@ mod tests {
             DcCreate | DcChange | DcDelete | DcStart | DcStop | DcPause | DcUnpause | DcNodeAdd | DcNodeRemove
             | Run | Signal | Attach | Logs | Exec | Import | Export | PortAdd | PortRemove | ServiceAdd
             | ServiceRemove | ServiceStart | ServiceStop | ServiceRestart | ServiceMove | ServerMove | DiskCreate
-            | DiskChange | DiskDelete | ReplicaAdd | ReplicaRemove | ReplicaPromote => {
+            | DiskChange | DiskDelete | DiskVerify | ReplicaAdd | ReplicaRemove | ReplicaPromote => {
                 [false, false, true, true, true, true]
             }
             Settings | NodeChange | NodeRemove | Authority | AuthorityRotate | Tokens | TokenCreate | TokenRemove

@@ -347,6 +347,12 @@ impl Client {
         self.json(Method::DELETE, &format!("{path}?force={force}"), NONE, ACT_SECONDS).await
     }
 
+    /// Answers when the comparison of its copies has begun. What it finds tells [`Client::dc`].
+    pub async fn verify_disk(&self, dc: &str, disk: &str, repair: bool) -> Result<Dc, Error> {
+        let path = named(path::DISK_VERIFY, &[("dc", dc), ("disk", disk)]);
+        self.json(Method::POST, &format!("{path}?repair={repair}"), NONE, ACT_SECONDS).await
+    }
+
     /// Answers when it runs there.
     pub async fn add_replica(&self, dc: &str, disk: &str, node: &str) -> Result<Dc, Error> {
         let path = named(path::REPLICAS, &[("dc", dc), ("disk", disk)]);

@@ -14,9 +14,12 @@ pub mod disks;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cluster::{Compare, Engine, EngineError, Lookup, Op, Outcome, Revision};
-use mgmt_api::{DiskCopies, DiskCopy, DiskCopyState, Instance, Placement, ServerKind, Why};
-use replica_core::{Replica, ReplicaRecord, ReplicaStanding};
+use mgmt_api::{
+    DiskCopies, DiskCopy, DiskCopyState, DiskDifference, DiskVerification, Instance, Placement, ServerKind, Why,
+};
+use replica_core::{Replica, ReplicaRecord, ReplicaStanding, Verification, Verified};
 use vos_api::desk::disk_of_key;
+use vos_api::disk::BLOCK_BYTES;
 
 use crate::desks;
 use crate::kinds::{COPY, NBD};
@@ -80,10 +83,28 @@ pub fn copies(told: &dyn Lookup, record: &DcRecord) -> Result<Vec<DiskCopies>, E
             };
             Some(DiskCopy { node: copy.node.clone(), state })
         });
-        let disk = disk.volume.as_ref()?.name.clone();
-        Some(DiskCopies { disk, epoch: set.epoch, generation: set.generation, copies: copies.collect() })
+        let verification = set.verification.as_ref().map(|it| verification(it, instances, disk));
+        let (disk, copies) = (disk.volume.as_ref()?.name.clone(), copies.collect());
+        Some(DiskCopies { disk, epoch: set.epoch, generation: set.generation, copies, verification })
     });
     Ok(described.collect())
+}
+
+fn verification(known: &Verification, instances: &[Instance], disk: &Instance) -> DiskVerification {
+    let of_nodes = |found: &Verified| {
+        let differs = |copy: &Instance| {
+            let blocks = *found.different.get(&number_of(copy)?)?;
+            Some(DiskDifference { node: copy.node.clone(), blocks })
+        };
+        placer::copies_of(instances, disk).filter_map(differs).collect()
+    };
+    let blocks = known.found.iter().flat_map(|found| &found.blocks);
+    DiskVerification {
+        asked_s: known.asked_s,
+        repair: known.repair,
+        found: known.found.as_ref().map(of_nodes),
+        offsets: blocks.map(|block| block.saturating_mul(u64::from(BLOCK_BYTES))).collect(),
+    }
 }
 
 /// Writes what follows for a container. `told`: what the engine's follower knows, with the records of its disks.

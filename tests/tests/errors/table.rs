@@ -294,6 +294,14 @@ pub const TABLE: &[Row] = &[
         ],
     ),
     row(
+        "disk verify",
+        &["shop", "root"],
+        Daemon(Operator),
+        Refused,
+        Elsewhere("it has no copies: failover.rs"),
+        &[(&["nope", "root"], 1, "nope"), (&["shop", "x"], 1, "no disk 'x'"), (&["shop", "root"], 1, "no copies")],
+    ),
+    row(
         "disk replica promote",
         &["shop", "root", "{node}"],
         Daemon(Operator),

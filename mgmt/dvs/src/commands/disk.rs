@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use client::Client;
-use mgmt_api::{Dc, DcChange, DiskChange, DiskCopyState, DiskSpec, DiskStore, NbdSpec, ServerKind};
+use mgmt_api::{Dc, DcChange, DiskChange, DiskCopyState, DiskSpec, DiskStore, DiskVerification, NbdSpec, ServerKind};
 use serde::Serialize;
 
 use super::dc::view;
-use super::{Outcome, block_on, daemon, names, print, say};
+use super::{Outcome, block_on, daemon, names, now_ms, print, say};
 use crate::cli::Global;
 use crate::errors::Failure;
 use crate::output::{self, Row, Table};
@@ -30,6 +30,7 @@ Examples:
   dvs disk ls
   dvs disk inspect shop root
   dvs disk replica add shop root n3       one copy more, on n3
+  dvs disk verify shop                    whether its copies have the same
   dvs disk create shop data --size 10G --replicas 2
   dvs disk export shop data               for clients of NBD, at 127.0.0.1:10809 of the disk's node"
 )]
@@ -54,6 +55,7 @@ pub enum Command {
     Resize(ResizeOptions),
     #[command(visible_alias = "rm")]
     Delete(DeleteOptions),
+    Verify(VerifyOptions),
     #[command(subcommand)]
     Replica(ReplicaCommand),
     Export(ExportOptions),
@@ -132,6 +134,39 @@ pub struct DeleteOptions {
     /// deleted.
     #[arg(long)]
     force: bool,
+}
+
+/// Compare the copies of a disk with one another, while it is used
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Each block is read from the medium of every copy that is current, one piece after the other; while programs use the disk \
+that takes half of the time at most. A block of which the copies have different things was spoiled on one of them: by a \
+medium that forgets, or by somebody who wrote to an image. Which one is right a disk cannot know, so nothing is changed, \
+and the exit status is 1. With --repair what the primary has is what there is from then on: the others get it again. To \
+take another copy for right, have the disk stand there first (dvs disk replica promote).
+
+The file tree knows what it wrote: a block of a file that is spoiled on one copy is read from another one, and mended, \
+when a program reads it.
+
+Interrupted, this command leaves the comparison going on; dvs disk inspect shows what it found.
+
+Examples:
+  dvs disk verify shop
+  dvs disk verify shop data --repair
+  dvs disk verify shop --no-wait && dvs disk inspect shop")]
+pub struct VerifyOptions {
+    /// Container.
+    #[arg(add = names::containers())]
+    dc: String,
+    /// Disk, as dvs disk ls names it.
+    #[arg(default_value = "root")]
+    disk: String,
+    /// What differs becomes what the primary has.
+    #[arg(long)]
+    repair: bool,
+    /// Answer when it has begun.
+    #[arg(long)]
+    no_wait: bool,
 }
 
 /// Serve disks of a container over NBD, to any client of that protocol
@@ -270,6 +305,9 @@ pub struct DiskView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<u64>,
     pub copies: Vec<CopyView>,
+    /// The last time that they were compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verification: Option<DiskVerification>,
 }
 
 #[derive(Clone, PartialEq, Serialize, Debug)]
@@ -300,6 +338,7 @@ fn disks_of(dc: &Dc) -> Vec<DiskView> {
             epoch: set.map(|set| set.epoch),
             generation: set.map(|set| set.generation),
             copies: copies.collect(),
+            verification: set.and_then(|set| set.verification.clone()),
         })
     });
     described.collect()
@@ -342,6 +381,7 @@ pub fn execute(global: &Global, command: &Command) -> Outcome {
             say(&format!("no disk of container '{dc}' is served over NBD"));
             print(|out| view::changed(out, global.output, &now))
         }
+        Command::Verify(options) => verify(global, options),
         Command::Replica(ReplicaCommand::Add(options)) => add(global, options),
         Command::Replica(ReplicaCommand::Remove(RemoveOptions { meant: Meant { dc, disk, node }, force })) => {
             let now = block_on(daemon(global)?.remove_replica(dc, disk, node, *force))??;
@@ -393,6 +433,47 @@ fn add(global: &Global, options: &AddOptions) -> Outcome {
         }
     }
     print(|out| view::changed(out, global.output, &now))
+}
+
+fn verify(global: &Global, options: &VerifyOptions) -> Outcome {
+    let VerifyOptions { dc, disk, repair, no_wait } = options;
+    let daemon = daemon(global)?;
+    let mut now = one(&block_on(daemon.verify_disk(dc, disk, *repair))??, disk)?;
+    let asked_s = now.verification.as_ref().map(|it| it.asked_s);
+    // Whoever is asked next may not have heard of it.
+    let is_over = |it: &DiskVerification| it.found.is_some() && Some(it.asked_s) == asked_s;
+    let goes_on = |now: &DiskView| !now.verification.as_ref().is_some_and(is_over);
+    if now.verification.as_ref().is_some_and(|it| it.repair != *repair) {
+        say("a comparison that was asked for before goes on; this is it");
+    }
+    if *no_wait {
+        say(&format!(
+            "the copies of disk '{disk}' of container '{dc}' are being compared: dvs disk inspect {dc} {disk}"
+        ));
+        return print(|out| output::one(out, global.output, &now, show));
+    }
+    while goes_on(&now) {
+        std::thread::sleep(LOOK_AGAIN);
+        now = one(&block_on(daemon.dc(dc))??, disk)?;
+    }
+    let shown = print(|out| output::one(out, global.output, &now, show));
+    let verification = now.verification.unwrap_or_default();
+    let found = verification.found.unwrap_or_default();
+    let unread = found.iter().any(|it| it.node == now.node && it.blocks > 0);
+    let differ: Vec<&str> = found.iter().filter(|it| it.blocks > 0).map(|it| it.node.as_str()).collect();
+    if found.is_empty() {
+        let what = format!("no copy of disk '{disk}' of container '{dc}' was current all the time but its primary's");
+        return Err(Failure::new(what).hint(format!("dvs disk inspect {dc} {disk}; again, when one is")));
+    }
+    if unread || !differ.is_empty() && !verification.repair {
+        let what = format!("copies of disk '{disk}' of container '{dc}' differ: on {}", differ.join(", "));
+        let hint = match unread {
+            true => format!("the primary's cannot be read: dvs disk replica promote {dc} {disk} NODE, then --repair"),
+            false => format!("dvs disk verify {dc} {disk} --repair: what is on {} counts", now.node),
+        };
+        return Err(Failure::new(what).hint(hint));
+    }
+    shown
 }
 
 /// How copies of a disk are is told of one container at a time.
@@ -470,7 +551,18 @@ fn show(disk: &DiskView, out: &mut io::StdoutLock<'_>) -> io::Result<()> {
     for copy in &disk.copies {
         copies.push(vec![copy.node.clone(), copy.state.map_or("-".to_owned(), |state| state.to_string())]);
     }
-    copies.print(out)
+    copies.print(out)?;
+    let Some(DiskVerification { found, offsets, repair, asked_s }) = &disk.verification else { return Ok(()) };
+    let at = output::clock(asked_s.saturating_mul(1000), now_ms());
+    let Some(found) = found else { return writeln!(out, "\nbeing compared since {at}") };
+    let differ = found.iter().filter(|it| it.blocks > 0);
+    let differ: Vec<String> = differ.map(|it| format!("{} on {}", it.blocks, it.node)).collect();
+    if differ.is_empty() {
+        return writeln!(out, "\ncompared {at}: {} equal", if found.is_empty() { "none" } else { "all" });
+    }
+    let offsets: Vec<String> = offsets.iter().map(u64::to_string).collect();
+    let then = if *repair { "; they got what the primary has" } else { "" };
+    writeln!(out, "\ncompared {at}: blocks that differed: {}; at {}{then}", differ.join(", "), offsets.join(", "))
 }
 
 impl Row for DiskView {

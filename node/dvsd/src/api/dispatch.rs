@@ -71,6 +71,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
         Operation::DiskCreate => post(disks::create),
         Operation::DiskChange => patch(disks::change),
         Operation::DiskDelete => delete(disks::delete),
+        Operation::DiskVerify => post(replicas::verify),
         Operation::ReplicaAdd => post(replicas::add),
         Operation::ReplicaRemove => delete(replicas::remove),
         Operation::ReplicaPromote => post(replicas::promote),

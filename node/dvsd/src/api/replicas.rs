@@ -38,6 +38,12 @@ pub struct ForceQuery {
     pub force: bool,
 }
 
+#[derive(Deserialize)]
+pub struct RepairQuery {
+    #[serde(default)]
+    pub repair: bool,
+}
+
 /// The disk, and the node that is meant.
 struct Meant {
     dc: String,
@@ -83,9 +89,28 @@ pub async fn add(
         }
     };
     let view = wait_until(&api, &view, LIMIT, is_there).await?.ok_or_else(|| no_such_dc(&meant.dc))?;
-    let (also, record) = (Arc::clone(&api), view.record.clone());
-    let mut described = api.describe(&view);
-    described.copies = blocking(move || Ok(succession::copies(&*also.context.answers.mirror, &record)?)).await?;
+    described(&api, &view).await
+}
+
+pub async fn verify(
+    State(api): State<Arc<Api>>,
+    Path((dc, disk)): Path<(String, String)>,
+    Query(RepairQuery { repair }): Query<RepairQuery>,
+) -> Result<Json<Dc>, Failure> {
+    let (_, view) = asked(&api, Meant { dc, disk, node: String::new() }, move |context, view, meant| {
+        let engine = &*context.engine;
+        changes::demand_copies(level::of(engine).map_err(|error| Failure::from(error).0)?)?;
+        Ok(copies::verify(engine, (&view.record, view.modified), &meant.disk, repair, records::now_s())?)
+    })
+    .await?;
+    described(&api, &view).await
+}
+
+/// With the state of its copies.
+async fn described(api: &Arc<Api>, view: &DcView) -> Result<Json<Dc>, Failure> {
+    let (also, record) = (Arc::clone(api), view.record.clone());
+    let mut described = api.describe(view);
+    described.copies = blocking(move || Ok(succession::copies(&*also.context.engine, &record)?)).await?;
     Ok(Json(described))
 }
 
@@ -234,6 +259,11 @@ fn refusal(Meant { dc, disk, node }: &Meant, why: CopyRefusal) -> Failure {
             format!("{copy} stays"),
             "while the container is stopped nobody can say whether the others have everything",
             format!("dvs start {dc}; or --force, if they have"),
+        ),
+        CopyRefusal::NotServed => conflict(
+            format!("the copies of disk '{disk}' of container '{dc}' are not compared"),
+            "the disk itself does that, while the container runs",
+            format!("dvs start {dc}; then again"),
         ),
         CopyRefusal::IsCurrent => conflict(
             format!("{copy} has everything"),

@@ -54,6 +54,8 @@ pub enum CopyRefusal {
     IsPrimary,
     /// Nobody can say that it is not needed.
     Stopped,
+    /// Nobody is there who could compare copies.
+    NotServed,
     /// It has everything: to be moved to, not forced.
     IsCurrent,
     /// It never had everything.
@@ -145,6 +147,32 @@ pub fn force(
         Ok(next) => Ok(super::write(engine, at, known, next, Booking::default())?.into()),
         Err(why) => Ok(CopyAsked::Refused(why)),
     }
+}
+
+/// Has the current copies of a disk compared with its primary's, by that one. While they are it is so already.
+pub fn verify(
+    engine: &dyn Engine,
+    at: (&DcRecord, Revision),
+    disk: &str,
+    repair: bool,
+    asked_s: u64,
+) -> Result<CopyAsked, EngineError> {
+    let record = at.0;
+    let disk = match disk_named(record, disk) {
+        Ok(disk) => disk,
+        Err(why) => return Ok(CopyAsked::Refused(why)),
+    };
+    if placer::copies_of(&record.placement.instances, disk).next().is_none() {
+        return Ok(CopyAsked::Refused(CopyRefusal::NoCopy { nodes: Vec::new() }));
+    }
+    let known = sets(engine, record.id)?;
+    let Some((set, ..)) = known.get(&disk.index).filter(|_| record.desired == Desired::Running) else {
+        return Ok(CopyAsked::Refused(CopyRefusal::NotServed));
+    };
+    let Some(next) = set.verifying(repair, asked_s) else { return Ok(CopyAsked::IsSo) };
+    let sets = BTreeMap::from([(disk.index, next)]);
+    let next = Succession { placement: record.placement.clone(), sets };
+    Ok(super::write(engine, at, known, next, Booking::default())?.into())
 }
 
 fn place(
