@@ -488,9 +488,9 @@ pub struct Lock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct NameChange {
-    /// What is made (one of [`Numbers`]), removed or moved.
+    /// What is made (one of [`Numbers`]), removed, moved, or gets one name more.
     pub ino: U64,
-    /// [`MAKES`], [`REMOVES`], [`MOVES`].
+    /// [`MAKES`], [`REMOVES`], [`MOVES`], [`LINKS`].
     pub kind: U16,
     pub name_bytes: U16,
     /// [`MAKES`]: the bytes of a regular file, or a symbolic link's target. [`MOVES`]: the new name, in the same
@@ -511,6 +511,7 @@ pub struct NameChange {
 pub const MAKES: u16 = 1;
 pub const REMOVES: u16 = 2;
 pub const MOVES: u16 = 3;
+pub const LINKS: u16 = 4;
 
 impl NameChange {
     /// Adds a change to those of [`Names`].

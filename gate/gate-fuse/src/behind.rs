@@ -136,7 +136,7 @@ impl Promise {
         match &self.change {
             Change::Write { bytes, .. } => Answer::Bytes(bytes.len() as u32),
             Change::Set(_) | Change::Lock(_) => Answer::Attributes,
-            Change::Name(naming) => naming.made(self.time_ns).map_or(Answer::Nothing, Answer::Entry),
+            Change::Name(naming) => naming.entry(self.time_ns).map_or(Answer::Nothing, Answer::Entry),
         }
     }
 
@@ -224,7 +224,7 @@ pub enum Answer {
     /// So many bytes were written.
     Bytes(u32),
     Attributes,
-    /// What was made.
+    /// What the new name leads to.
     Entry(Attr),
     Nothing,
 }

@@ -6,8 +6,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use vos_api::fs::{Attr, BARE, CONTENT_BYTES_MAX, MAKES, MOVES, NameChange, REMOVES, SetAttr, valid};
-use zerocopy::FromZeros;
+use vos_api::fs::{Attr, BARE, CONTENT_BYTES_MAX, LINKS, MAKES, MOVES, NameChange, REMOVES, SetAttr, valid};
+use zerocopy::{FromZeros, IntoBytes};
 
 use super::{Behind, Chain, Change, Promise};
 
@@ -20,7 +20,7 @@ const DIRECTORY_BYTES: u64 = 4096;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Naming {
     pub name: Vec<u8>,
-    /// What is made, removed or moved.
+    /// What is made, removed, moved, or gets one name more.
     pub ino: u64,
     pub what: What,
 }
@@ -28,7 +28,12 @@ pub struct Naming {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum What {
     Made(Made),
+    /// Its last name.
     Removed,
+    /// One of several names.
+    Unlinked,
+    /// One name more; what it is then.
+    Linked(Attr),
     Moved { to: Vec<u8>, replaced: Option<u64> },
 }
 
@@ -45,14 +50,22 @@ pub struct Made {
 impl Naming {
     /// Bytes that it brings.
     pub fn len(&self) -> usize {
-        self.name.len() + self.more().len()
+        self.name.len() + self.kept().len()
+    }
+
+    /// What is kept behind the name.
+    pub fn kept(&self) -> &[u8] {
+        match &self.what {
+            What::Linked(attr) => attr.as_bytes(),
+            _ => self.more(),
+        }
     }
 
     /// What follows the name.
     pub fn more(&self) -> &[u8] {
         match &self.what {
             What::Made(made) => &made.target,
-            What::Removed => &[],
+            What::Removed | What::Unlinked | What::Linked(_) => &[],
             What::Moved { to, .. } => to,
         }
     }
@@ -72,8 +85,21 @@ impl Naming {
         [Some(self.ino), replaced]
     }
 
+    /// Whether it changes names of an inode that is there before and after.
+    pub fn renames(&self, ino: u64) -> bool {
+        self.ino == ino && matches!(self.what, What::Moved { .. } | What::Linked(_) | What::Unlinked)
+    }
+
     pub fn makes(&self, ino: u64) -> bool {
         self.ino == ino && matches!(self.what, What::Made(_))
+    }
+
+    /// What its program is told the new name leads to.
+    pub fn entry(&self, time_ns: u64) -> Option<Attr> {
+        match &self.what {
+            What::Linked(attr) => Some(*attr),
+            _ => self.made(time_ns),
+        }
     }
 
     /// What was made, as it is at first.
@@ -212,26 +238,30 @@ impl Behind {
         self.fold(ino, &mut file, u64::MAX) == chain.promises.len()
     }
 
-    /// What went with names that are told: whatever was promised of a file before it was moved.
+    /// What went with names that are told: whatever was promised of a file before its names were changed.
     pub(super) fn gone_with(&mut self, told: &[Promise]) -> Vec<Promise> {
         let mut gone = Vec::new();
         for promise in told {
-            let Change::Name(Naming { ino, what: What::Moved { .. }, .. }) = &promise.change else { continue };
-            let Some(chain) = self.chains.get(ino).filter(|chain| chain.telling == 0) else { continue };
+            let Change::Name(naming) = &promise.change else { continue };
+            let ino = naming.ino;
+            if !naming.renames(ino) {
+                continue;
+            }
+            let Some(chain) = self.chains.get(&ino).filter(|chain| chain.telling == 0) else { continue };
             let count = chain.promises.iter().take_while(|before| before.id < promise.id).count();
-            gone.extend(self.take(*ino, count));
+            gone.extend(self.take(ino, count));
         }
         gone
     }
 }
 
-/// Number of the promise that moves an inode for the first time, told together with its name or later; 0: none does.
+/// Number of the promise that changes names of an inode for the first time, told together with its name or later; 0: none does.
 fn moved_at(chain: &Chain, ino: u64) -> u64 {
-    let is_move = |change: &Change| match change {
-        Change::Name(naming) => naming.ino == ino && matches!(naming.what, What::Moved { .. }),
+    let renames = |change: &Change| match change {
+        Change::Name(naming) => naming.renames(ino),
         _ => false,
     };
-    chain.promises.iter().find(|promise| is_move(&promise.change)).map_or(0, |promise| promise.id)
+    chain.promises.iter().find(|promise| renames(&promise.change)).map_or(0, |promise| promise.id)
 }
 
 fn head(promise: &Promise, naming: &Naming) -> NameChange {
@@ -249,7 +279,8 @@ fn head(promise: &Promise, naming: &Naming) -> NameChange {
             ctime_ns: time,
             ..new
         },
-        What::Removed => NameChange { kind: REMOVES.into(), ..new },
+        What::Removed | What::Unlinked => NameChange { kind: REMOVES.into(), ..new },
+        What::Linked(_) => NameChange { kind: LINKS.into(), ..new },
         What::Moved { .. } => NameChange { kind: MOVES.into(), ..new },
     }
 }
@@ -263,6 +294,7 @@ fn passing(taken: &[(&Promise, &Naming)]) -> HashSet<u64> {
             What::Made(Made { mode, .. }) if mode & libc::S_IFMT == libc::S_IFDIR => {}
             What::Made(_) => _ = made.insert(naming.ino, false),
             What::Removed => _ = made.get_mut(&naming.ino).map(|is_removed| *is_removed = true),
+            What::Linked(_) | What::Unlinked => _ = made.remove(&naming.ino),
             What::Moved { replaced, .. } => {
                 made.remove(&naming.ino);
                 replaced.map(|ino| made.remove(&ino));

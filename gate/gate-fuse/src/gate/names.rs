@@ -119,7 +119,7 @@ impl<B: Backend> Gate<B> {
         let is_asked = match request.body {
             Body::Rename { to, flags, .. } => to == directory && flags == 0,
             Body::Create { .. } | Body::Mknod { .. } | Body::Mkdir { .. } | Body::Symlink { .. } => true,
-            Body::Unlink { .. } | Body::Rmdir { .. } => true,
+            Body::Unlink { .. } | Body::Rmdir { .. } | Body::Link { .. } => true,
             _ => false,
         };
         let may = is_asked && self.has_for_itself(directory) && self.state.noted(key).is_none();
@@ -132,11 +132,14 @@ impl<B: Backend> Gate<B> {
         let Some(before) = before.filter(|attr| is_plain(attr) && self.cache.is_bare(directory)) else {
             return Ok(false);
         };
-        let Some(naming) = self.naming(request) else { return Ok(false) };
+        let Some(mut naming) = self.naming(request) else { return Ok(false) };
         // Later than whatever it is about: each has a time of its own.
         let times = naming.subjects().into_iter().flatten().filter_map(|ino| self.cache.memory.attr(ino));
         let latest = times.chain([&before]).map(|attr| attr.ctime_ns.get()).max().unwrap_or(0);
         let time_ns = now_ns().max(latest.saturating_add(1));
+        if let What::Linked(attr) = &mut naming.what {
+            attr.ctime_ns = time_ns.into();
+        }
         let Some(after) = after(&before, &naming, time_ns, |ino| self.is_directory(ino)) else { return Ok(false) };
         let change = Change::Name(naming.clone());
         if !self.behind.fits(&change) {
@@ -182,17 +185,24 @@ impl<B: Backend> Gate<B> {
         match request.body {
             Body::Unlink { name: gone } | Body::Rmdir { name: gone } => {
                 let ino = name(gone)??;
+                if matches!(request.body, Body::Unlink { .. }) && self.may_change_names(ino, directory, 2) {
+                    return naming(gone, ino, What::Unlinked);
+                }
                 let is_meant = self.is_directory(ino) == matches!(request.body, Body::Rmdir { .. });
                 (is_meant && self.may_go(ino, directory)).then(|| naming(gone, ino, What::Removed))?
             }
+            Body::Link { ino, name: new } => {
+                if name(new)?.is_some() || !self.may_change_names(ino, directory, 1) || self.is_directory(ino) {
+                    return None;
+                }
+                let attr = self.cache.memory.certain(ino)?;
+                let links = attr.links.get() + 1;
+                (links <= LINKS_MAX).then_some(())?;
+                naming(new, ino, What::Linked(Attr { links: links.into(), ..*attr }))
+            }
             Body::Rename { old, new, .. } => {
                 let (ino, replaced) = (name(old)??, name(new)?);
-                let attr = self.cache.memory.certain(ino)?;
-                // What is promised of it comes first.
-                let is_free = attr.links.get() > 0
-                    && self.has_for_itself(ino)
-                    && self.is_at_home(ino, directory)
-                    && self.behind.goes_with_name(ino);
+                let is_free = self.may_change_names(ino, directory, 1);
                 let may_replace = replaced.is_none_or(|replaced| {
                     replaced != ino
                         && !self.is_directory(ino)
@@ -226,6 +236,17 @@ impl<B: Backend> Gate<B> {
         self.behind.home(ino).is_none_or(|home| home == directory)
     }
 
+    /// Whether an inode of so many names, or more, may have others without the server: what is promised of it comes
+    /// first.
+    fn may_change_names(&self, ino: u64, directory: u64, links: u32) -> bool {
+        let Some(attr) = self.cache.memory.certain(ino) else { return false };
+        let has_names = attr.links.get() >= links && (links < 2 || attr.mode.get() & libc::S_IFMT != libc::S_IFDIR);
+        has_names
+            && self.has_for_itself(ino)
+            && self.is_at_home(ino, directory)
+            && self.behind.goes_with_name(ino)
+    }
+
     /// Whether an inode may lose its last name without the server.
     fn may_go(&self, ino: u64, directory: u64) -> bool {
         let Some(attr) = self.cache.memory.certain(ino).copied() else { return false };
@@ -255,6 +276,17 @@ impl<B: Backend> Gate<B> {
             What::Removed => {
                 self.cache.memory.promise_name(directory, name, None);
                 self.loses_name(*ino, time_ns)?;
+            }
+            What::Unlinked => {
+                self.cache.memory.promise_name(directory, name, None);
+                if let Some(attr) = self.cache.memory.attr(*ino).copied() {
+                    let links = attr.links.get().saturating_sub(1).into();
+                    self.cache.memory.promise_attr(*ino, &Attr { links, ctime_ns: time_ns.into(), ..attr });
+                }
+            }
+            What::Linked(attr) => {
+                self.cache.memory.promise_name(directory, name, Some(*ino));
+                self.cache.memory.promise_attr(*ino, attr);
             }
             What::Moved { to, replaced } => {
                 self.cache.memory.promise_name(directory, name, None);
@@ -288,7 +320,7 @@ impl<B: Backend> Gate<B> {
 
     fn answer_naming(&mut self, request: &Request<'_>, naming: &Naming, time_ns: u64) -> Result<(), GateError> {
         let (unique, directory) = (request.header.unique, request.header.nodeid);
-        let Some(attr) = naming.made(time_ns) else { return self.answer(unique, 0, &[]) };
+        let Some(attr) = naming.entry(time_ns) else { return self.answer(unique, 0, &[]) };
         let (cache, state, names) = (&mut self.cache, &mut self.state, &mut self.names);
         let (asked, now) = (Asked::at(cache.memory.now()), Instant::now());
         let name = Some(naming.name.as_slice());
@@ -302,9 +334,11 @@ impl<B: Backend> Gate<B> {
             }
             _ => None,
         };
-        let is_file = attr.mode.get() & libc::S_IFMT == libc::S_IFREG;
-        self.cache.set_exclusive(naming.ino, true);
-        self.cache.set_unlocked(naming.ino, is_file);
+        if naming.makes(naming.ino) {
+            let is_file = attr.mode.get() & libc::S_IFMT == libc::S_IFREG;
+            self.cache.set_exclusive(naming.ino, true);
+            self.cache.set_unlocked(naming.ino, is_file);
+        }
         match opened {
             Some(Some(open)) => self.answer(unique, 0, &[entry.as_bytes(), open.as_bytes()].concat()),
             Some(None) => self.answer(unique, -libc::EIO, &[]),
@@ -327,10 +361,13 @@ impl<B: Backend> Gate<B> {
     /// Names that were promised are not there: nor is what they led to.
     pub(super) fn names_not_kept(&mut self, lost: &[Promise], errno: i32) {
         for promise in lost {
-            if let Change::Name(naming @ Naming { ino, what: What::Made(_), .. }) = &promise.change {
+            let Change::Name(naming) = &promise.change else { continue };
+            if naming.entry(promise.time_ns).is_some() {
                 let name = String::from_utf8_lossy(&naming.name);
                 tracing::error!(directory = promise.ino, ?name, "a name that its program was told to be there is lost");
-                self.not_kept(*ino, errno);
+            }
+            if naming.makes(naming.ino) {
+                self.not_kept(naming.ino, errno);
             }
         }
     }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use vos_api::fs::{BEHIND_COUNT_MAX, SetAttr};
+use vos_api::fs::{Attr, BEHIND_COUNT_MAX, SetAttr};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::{State, StateError, mix};
@@ -26,6 +26,8 @@ const SET: u32 = 2;
 const MADE: u32 = 3;
 const REMOVED: u32 = 4;
 const MOVED: u32 = 5;
+const UNLINKED: u32 = 6;
+const LINKED: u32 = 7;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
@@ -72,6 +74,8 @@ impl NameFields {
                 (MADE, NameFields { mode: *mode, uid: *uid, gid: *gid, rdev: *rdev, ..fields })
             }
             What::Removed => (REMOVED, fields),
+            What::Unlinked => (UNLINKED, fields),
+            What::Linked(_) => (LINKED, fields),
             What::Moved { replaced, .. } => (MOVED, NameFields { replaced: replaced.unwrap_or(0), ..fields }),
         }
     }
@@ -82,6 +86,8 @@ impl NameFields {
         let what = match kind {
             MADE => What::Made(Made { mode, uid, gid, rdev, target: more.to_vec() }),
             REMOVED => What::Removed,
+            UNLINKED => What::Unlinked,
+            LINKED => What::Linked(Attr::read_from_bytes(more).ok()?),
             MOVED => What::Moved { to: more.to_vec(), replaced: Some(replaced).filter(|ino| *ino != 0) },
             _ => return None,
         };
@@ -134,7 +140,7 @@ impl State {
                 Record { kind: WRITE, offset: *offset, ..record }
             }
             Change::Name(naming) => {
-                self.write(&[naming.name.as_slice(), naming.more()].concat(), bytes_at)?;
+                self.write(&[naming.name.as_slice(), naming.kept()].concat(), bytes_at)?;
                 let (kind, fields) = NameFields::of(naming);
                 let mut record = Record { kind, offset: naming.ino, ..record };
                 record.set.copy_from_slice(fields.as_bytes());
@@ -243,6 +249,8 @@ mod tests {
             promise(7, naming(9, What::Removed)),
             promise(8, naming(8, What::Moved { to: b"else".to_vec(), replaced: Some(9) })),
             promise(9, naming(8, What::Moved { to: b"where".to_vec(), replaced: None })),
+            promise(11, naming(8, What::Linked(Attr { links: 2.into(), ..Attr::new_zeroed() }))),
+            promise(12, naming(8, What::Unlinked)),
         ];
         for promise in &all {
             assert!(state.promise(promise).expect("written"));

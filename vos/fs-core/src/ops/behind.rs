@@ -6,7 +6,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use vos_api::fs::{self as api, BEHIND_COUNT_MAX, CONTENT_BYTES_MAX, Create, MAKES, MOVES, NameChange, Names, REMOVES};
+use vos_api::fs::{
+    self as api, BEHIND_COUNT_MAX, CONTENT_BYTES_MAX, Create, LINKS, MAKES, MOVES, NameChange, Names, REMOVES,
+};
 
 use crate::alloc::Claim;
 use crate::calls::{Job, Reply};
@@ -61,6 +63,9 @@ pub(super) fn touch(fs: &Fs, it: Names<'_>) -> Result<Touch, Errno> {
         };
         for name in names {
             touch = fs.touch_child(touch.join(Touch::name(it.parent, name)), it.parent, name)?;
+        }
+        if change.head.kind.get() == LINKS {
+            touch = touch.and(change.head.ino.get());
         }
     }
     Ok(touch)
@@ -142,9 +147,19 @@ impl<'a> Batch<'a> {
                 if entry.ino != ino {
                     return Err(Errno::Gone);
                 }
+                let before = txn.inode(ino)?;
                 self.orphans.extend(unlink(txn, self.parent, change.name, entry, time_ns)?);
-                self.made.remove(&ino);
-                Ok(())
+                if before.is_dir() || before.links == 1 {
+                    self.made.remove(&ino);
+                    return Ok(());
+                }
+                keep_later(txn, ino, before.ctime_ns)
+            }
+            LINKS => {
+                self.covered(ino)?;
+                let before_ns = txn.inode(ino)?.ctime_ns;
+                names::add_link(txn, ino, self.parent, change.name, time_ns)?;
+                keep_later(txn, ino, before_ns)
             }
             MOVES => {
                 if change.name == change.more {
@@ -163,11 +178,7 @@ impl<'a> Batch<'a> {
                 let before_ns = txn.inode(ino)?.ctime_ns;
                 let ends = Ends { parents: [self.parent; 2], names: [change.name, change.more], time_ns };
                 self.orphans.extend(names::replace(txn, &ends, source, target)?);
-                // What was promised of it later may have been told before.
-                let mut moved = txn.inode(ino)?;
-                moved.ctime_ns = moved.ctime_ns.max(before_ns);
-                txn.put_inode(ino, &moved);
-                Ok(())
+                keep_later(txn, ino, before_ns)
             }
             _ => Err(Errno::Invalid),
         }
@@ -212,6 +223,14 @@ impl<'a> Batch<'a> {
     fn covered(&self, ino: u64) -> Result<(), Errno> {
         if self.made.contains(&ino) { Ok(()) } else { covered(self.touch, ino) }
     }
+}
+
+/// What was promised of it later may have been told before.
+fn keep_later(txn: &mut Txn<'_>, ino: u64, before_ns: u64) -> Result<(), Errno> {
+    let mut inode = txn.inode(ino)?;
+    inode.ctime_ns = inode.ctime_ns.max(before_ns);
+    txn.put_inode(ino, &inode);
+    Ok(())
 }
 
 impl Fs {

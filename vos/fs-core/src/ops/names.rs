@@ -460,24 +460,36 @@ fn check_not_inside(txn: &Txn<'_>, directory: u64, ino: u64) -> Result<(), Errno
 pub(super) fn link(job: &Arc<Job>, Link { ino, parent, time_ns, name }: Link<'_>) -> Result<(), Errno> {
     check_name(name)?;
     job.transact(Growth::Grows, |txn| {
-        let mut inode = txn.inode(ino)?;
-        if inode.is_dir() {
-            return Err(Errno::NotPermitted);
-        }
-        if inode.links == 0 {
-            return Err(Errno::NoEntry);
-        }
-        if inode.links >= api::LINKS_MAX {
-            return Err(Errno::TooManyLinks);
-        }
-        txn.directory(parent)?;
-        if txn.entry(parent, name)?.is_some() {
-            return Err(Errno::Exists);
-        }
-        inode.links += 1;
-        inode.ctime_ns = time_ns;
-        txn.put_inode(ino, &inode);
-        add_entry(txn, parent, name, ino, &inode, time_ns)?;
+        let inode = add_link(txn, ino, parent, name, time_ns)?;
         Ok(attr_reply(ino, &inode, 0).lease_on([parent, ino]).names_of(parent))
     })
+}
+
+/// One name more.
+pub(super) fn add_link(
+    txn: &mut Txn<'_>,
+    ino: u64,
+    parent: u64,
+    name: &[u8],
+    time_ns: u64,
+) -> Result<Inode, Errno> {
+    let mut inode = txn.inode(ino)?;
+    if inode.is_dir() {
+        return Err(Errno::NotPermitted);
+    }
+    if inode.links == 0 {
+        return Err(Errno::NoEntry);
+    }
+    if inode.links >= api::LINKS_MAX {
+        return Err(Errno::TooManyLinks);
+    }
+    txn.directory(parent)?;
+    if txn.entry(parent, name)?.is_some() {
+        return Err(Errno::Exists);
+    }
+    inode.links += 1;
+    inode.ctime_ns = time_ns;
+    txn.put_inode(ino, &inode);
+    add_entry(txn, parent, name, ino, &inode, time_ns)?;
+    Ok(inode)
 }
