@@ -83,6 +83,11 @@ fn directory_that_one_node_has_for_itself_is_changed_without_the_server_and_is_s
         fs::rename(root.join("other"), root.join("old")).expect("rename over another");
         fs::remove_file(root.join("gone")).expect("unlink");
         fs::remove_file(root.join("f2")).expect("unlink");
+        // As git makes its objects.
+        fs::hard_link(root.join("f5"), root.join("object")).expect("link");
+        fs::remove_file(root.join("f5")).expect("unlink");
+        fs::hard_link(root.join("moved"), root.join("second")).expect("link");
+        assert_eq!(fs::metadata(root.join("moved")).expect("stat").nlink(), 2);
         fs::create_dir(root.join("passing")).expect("mkdir");
         fs::remove_dir(root.join("passing")).expect("rmdir");
         assert_eq!(fs::read(root.join("a/b/c/deep")).expect("read"), b"deep");
@@ -105,14 +110,15 @@ fn directory_that_one_node_has_for_itself_is_changed_without_the_server_and_is_s
             "f1",
             "f3",
             "f4",
-            "f5",
             "f6",
             "f7",
             "f8",
             "f9",
             "link",
             "moved",
+            "object",
             "old",
+            "second",
         ];
         assert_eq!(names, expected);
         let there = fs::metadata(two.path.join("d")).expect("stat");
@@ -182,7 +188,7 @@ fn each_node_sees_what_was_named_last_while_gates_and_servers_die() {
                     19..21 => fs::create_dir(&first).map_err(kind)?,
                     21 => fs::remove_dir(&first).map_err(kind)?,
                     22 => symlink(format!("target{step}"), &first).map_err(kind)?,
-                    23 => fs::hard_link(&first, &second).map_err(kind)?,
+                    23 | 37..40 => fs::hard_link(&first, &second).map_err(kind)?,
                     24 => {
                         OpenOptions::new().append(true).open(&first).map_err(kind)?.write_all(b"more").map_err(kind)?
                     }
@@ -262,7 +268,10 @@ fn trees_that_are_made_and_removed_are_what_their_programs_were_told() {
                             0 => fs::remove_file(&path).expect("unlink"),
                             1 => fs::rename(&path, directory.join(format!("m{file}"))).expect("rename"),
                             2 => fs::rename(&path, directory.join("last")).expect("rename over another"),
-                            _ => {}
+                            _ => {
+                                fs::hard_link(&path, directory.join(format!("l{file}"))).expect("link");
+                                fs::remove_file(&path).expect("unlink");
+                            }
                         }
                     }
                     if number % 3 == 0 {
@@ -289,7 +298,7 @@ fn trees_that_are_made_and_removed_are_what_their_programs_were_told() {
         for number in (0..count).filter(|number| number % 3 != 0) {
             let directory = two.path.join(format!("d{number}"));
             let mut expected: BTreeMap<String, u64> =
-                (0..20_u64).filter(|file| file % 4 == 3).map(|file| (format!("f{file}"), file * 900)).collect();
+                (0..20_u64).filter(|file| file % 4 == 3).map(|file| (format!("l{file}"), file * 900)).collect();
             expected.extend((0..20_u64).filter(|file| file % 4 == 1).map(|file| (format!("m{file}"), file * 900)));
             expected.insert("last".to_owned(), 18 * 900);
             let found = fs::read_dir(&directory).expect("listing").map(|entry| {

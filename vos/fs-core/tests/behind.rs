@@ -305,6 +305,42 @@ fn names_of_a_directory_that_one_session_has_are_changed_together_or_not_at_all(
     assert!(numbers_do_not_overlap(&own, numbers));
 }
 
+#[test]
+fn names_that_lead_to_the_same_file_come_and_go_behind() {
+    let (_, fs) = new();
+    let mut own = behind(&fs, 7);
+    make(&mut own, "old");
+    let old = own.lookup(1, "old").expect("it is there");
+    let first = numbers(&own).start;
+    let (file, directory) = (first, first + 1);
+    let changes: [(api::NameChange, &str, &[u8]); 6] = [
+        (makes(file, FILE, 10), "tmp", b"an object"),
+        (other_change(api::LINKS, file, 11), "object", b""),
+        (other_change(api::REMOVES, file, 12), "tmp", b""),
+        (other_change(api::LINKS, old, 13), "second", b""),
+        (other_change(api::LINKS, old, 14), "third", b""),
+        (other_change(api::REMOVES, old, 15), "old", b""),
+    ];
+    assert_eq!(name_behind(&mut own, &changes).status, 0);
+    let mut names: Vec<(String, u64)> = own.list(1);
+    names.sort();
+    assert_eq!(names, [("object".to_owned(), file), ("second".to_owned(), old), ("third".to_owned(), old)]);
+    assert_eq!(own.read_all(file), b"an object");
+    let seen = |ino| (own.attr(ino).links.get(), own.attr(ino).ctime_ns.get());
+    assert_eq!((seen(file).0, seen(old)), (1, (2, own.attr(old).ctime_ns.get().max(15))));
+    let refused: [(api::NameChange, &str, &[u8]); 4] = [
+        (other_change(api::LINKS, file, 20), "second", b""),
+        (other_change(api::LINKS, directory, 20), "of a directory", b""),
+        (other_change(api::LINKS, first + 9, 20), "of nothing", b""),
+        (other_change(api::LINKS, 1, 20), "of the root", b""),
+    ];
+    for (number, change) in refused.into_iter().enumerate() {
+        let before = (makes(directory, 0o40_700, 20), "d", &b""[..]);
+        assert_ne!(name_behind(&mut own, &[before, change]).status, 0, "change {number}");
+    }
+    assert_eq!(own.list(1).len(), 3);
+}
+
 fn numbers_do_not_overlap(client: &Client, before: std::ops::Range<u64>) -> bool {
     numbers(client).start >= before.end
 }

@@ -34,7 +34,10 @@ pub enum What {
     Unlinked,
     /// One name more; what it is then.
     Linked(Attr),
-    Moved { to: Vec<u8>, replaced: Option<u64> },
+    Moved {
+        to: Vec<u8>,
+        replaced: Option<u64>,
+    },
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -241,10 +241,7 @@ impl<B: Backend> Gate<B> {
     fn may_change_names(&self, ino: u64, directory: u64, links: u32) -> bool {
         let Some(attr) = self.cache.memory.certain(ino) else { return false };
         let has_names = attr.links.get() >= links && (links < 2 || attr.mode.get() & libc::S_IFMT != libc::S_IFDIR);
-        has_names
-            && self.has_for_itself(ino)
-            && self.is_at_home(ino, directory)
-            && self.behind.goes_with_name(ino)
+        has_names && self.has_for_itself(ino) && self.is_at_home(ino, directory) && self.behind.goes_with_name(ino)
     }
 
     /// Whether an inode may lose its last name without the server.

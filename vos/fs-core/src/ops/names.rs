@@ -466,13 +466,7 @@ pub(super) fn link(job: &Arc<Job>, Link { ino, parent, time_ns, name }: Link<'_>
 }
 
 /// One name more.
-pub(super) fn add_link(
-    txn: &mut Txn<'_>,
-    ino: u64,
-    parent: u64,
-    name: &[u8],
-    time_ns: u64,
-) -> Result<Inode, Errno> {
+pub(super) fn add_link(txn: &mut Txn<'_>, ino: u64, parent: u64, name: &[u8], time_ns: u64) -> Result<Inode, Errno> {
     let mut inode = txn.inode(ino)?;
     if inode.is_dir() {
         return Err(Errno::NotPermitted);
