@@ -61,6 +61,8 @@ pub enum Subject {
     Churn,
     /// `tar x`, `cp -r`, `rm -rf` of small files.
     Untar,
+    /// `git add` of many small files.
+    AddTree,
     CopyTree,
     RemoveTree,
     Flock,
@@ -125,7 +127,7 @@ impl Subject {
             Subject::Flock | Subject::RecordLock => Unit::PerSecond,
             Subject::WarmRead | Subject::Blocks => Unit::MbPerSecond,
             Subject::List | Subject::Grep | Subject::Status | Subject::Crowd => Unit::Ms,
-            Subject::Untar | Subject::CopyTree | Subject::RemoveTree => Unit::Ms,
+            Subject::Untar | Subject::CopyTree | Subject::AddTree | Subject::RemoveTree => Unit::Ms,
             Subject::BytesPlain | Subject::BytesTls | Subject::LongFile => Unit::MbPerSecond,
             Subject::PsOwn | Subject::PsAll | Subject::Job | Subject::LostNode => Unit::Ms,
             Subject::LostDisk | Subject::LostStorage | Subject::LostStorageAndLeader => Unit::Ms,
@@ -181,6 +183,7 @@ impl Subject {
             Subject::Status => "git status, again",
             Subject::Churn => "files of 4 KiB: create, write, close, unlink",
             Subject::Untar => "tar x",
+            Subject::AddTree => "git add",
             Subject::CopyTree => "cp -r",
             Subject::RemoveTree => "rm -rf",
             Subject::Flock => "flock and unlock",
@@ -269,13 +272,14 @@ const RATIOS: [(&str, Subject, Manner, f64); 13] = [
 ];
 
 /// The same of files whose servers are on another node.
-const OF_TREES: [(&str, Subject, Manner, f64); 14] = [
+const OF_TREES: [(&str, Subject, Manner, f64); 15] = [
     ("warm read", Subject::WarmRead, Manner::Native, 0.65),
     ("cached stat", Subject::Stat, Manner::Native, 0.75),
     ("open + read + close, held", Subject::HeldRead, Manner::PassThrough, 0.5),
     ("open + read + close, first, against 1.5 trips", Subject::FirstRead, Manner::Allowed, 1.0),
     ("create + write + close + unlink", Subject::Churn, Manner::PassThrough, 0.3),
     ("tar x", Subject::Untar, Manner::PassThrough, 0.4),
+    ("git add", Subject::AddTree, Manner::PassThrough, 0.3),
     ("cp -r", Subject::CopyTree, Manner::PassThrough, 0.4),
     ("rm -rf", Subject::RemoveTree, Manner::PassThrough, 0.4),
     ("ls -lR, again", Subject::List, Manner::PassThrough, 0.6),

@@ -43,6 +43,8 @@ pub struct Tree {
     pub churn: f64,
     pub untar: f64,
     pub copy: f64,
+    /// `git add` of what came out of the archive.
+    pub add: f64,
     pub remove: f64,
     pub flock: f64,
     pub record_lock: f64,
@@ -95,11 +97,29 @@ pub fn measure(directory: &Path, count: u32) -> Outcome<Tree> {
     fs::create_dir(&untarred)?;
     let untar = time(Command::new("tar").arg("xf").arg(directory.join("tree.tar")).arg("-C").arg(&untarred))?;
     let copy = time(Command::new("cp").arg("-r").arg(&untarred).arg(&copied))?;
+    run(Command::new("git").arg("-C").arg(&untarred).args(["init", "-q"]))?;
+    let add = time(Command::new("git").arg("-C").arg(&untarred).args(["add", "-A"]))?;
     let remove = time(Command::new("rm").arg("-rf").arg(&copied))?;
     let (flock, record_lock) = locks(&work.join("lock"))?;
     let blocks = blocks(&work.join("blocks"))?;
     fs::remove_dir_all(&work)?;
-    Ok(Tree { first, held, stat, warm, list, grep, status, churn, untar, copy, remove, flock, record_lock, blocks })
+    Ok(Tree {
+        first,
+        held,
+        stat,
+        warm,
+        list,
+        grep,
+        status,
+        churn,
+        untar,
+        copy,
+        add,
+        remove,
+        flock,
+        record_lock,
+        blocks,
+    })
 }
 
 /// Makes so many files with names of its own once its input ends; milliseconds.

@@ -76,6 +76,7 @@ fn add(results: &mut Results, manner: Manner, round: u32, tree: Tree) {
         (Subject::Churn, tree.churn),
         (Subject::Untar, tree.untar),
         (Subject::CopyTree, tree.copy),
+        (Subject::AddTree, tree.add),
         (Subject::RemoveTree, tree.remove),
         (Subject::Flock, tree.flock),
         (Subject::RecordLock, tree.record_lock),
