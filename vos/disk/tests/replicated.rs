@@ -416,7 +416,7 @@ fn copies_are_compared_and_what_differs_becomes_what_the_primary_has() {
         image.write_all_at(b"rotten", index * BLOCK as u64 + 100).expect("the image");
         image.sync_all().expect("the image");
     };
-    (spoil(1, 6), spoil(1, 2001), spoil(2, 2001), spoil(2, 0));
+    [(1, 6), (1, 2001), (2, 2001), (2, 0)].into_iter().for_each(|(copy, index)| spoil(copy, index));
     let damaged = (None, Some(2), Some(2), vec![0, 6, 2001]);
     assert_eq!(verify(false), damaged);
     // Whoever can tell what is right finds it on another copy.

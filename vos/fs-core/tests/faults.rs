@@ -411,7 +411,7 @@ fn block_that_is_damaged_on_one_copy_is_read_from_another_and_mended() {
     assert_eq!(client.read_call(api::READ, [ino, 0, 3 * 4096], &[]).data, [7; 3 * 4096]);
     device.is_unreadable.store(false, Ordering::SeqCst);
     // On both.
-    (spoil(0, 2), spoil(1, 2));
+    [0, 1].into_iter().for_each(|copy| spoil(copy, 2));
     assert_eq!(client.read_call(api::READ, [ino, 8192, 4096], &[]).status, EIO);
     assert_eq!(client.read(ino, 0, 8192), [7; 8192]);
 }

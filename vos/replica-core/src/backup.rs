@@ -89,7 +89,8 @@ impl<D: Clone> Backup<D> {
         let is_another_boot = kept.mark.is_some_and(|mark| mark.boot != boot);
         let is_doubtful = is_another_boot && !kept.hot.is_empty();
         let mut wanted = kept.clone();
-        // It lost nothing, and is sure of what it has: what is written from now on, and kept with this, is of this boot.
+        // It lost nothing, and is sure of what it has: what is written from now on, and kept with this, is of this
+        // boot.
         if let Some(mark) = wanted.mark.as_mut().filter(|_| !is_doubtful) {
             mark.boot = boot;
         }

@@ -258,7 +258,8 @@ impl Behind {
     }
 }
 
-/// Number of the promise that changes names of an inode for the first time, told together with its name or later; 0: none does.
+/// Number of the promise that changes names of an inode for the first time, told together with its name or later; 0:
+/// none does.
 fn moved_at(chain: &Chain, ino: u64) -> u64 {
     let renames = |change: &Change| match change {
         Change::Name(naming) => naming.renames(ino),

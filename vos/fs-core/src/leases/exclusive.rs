@@ -121,8 +121,8 @@ impl Leases {
         session != 0 && self.state.lock().is_taken(session, ino)
     }
 
-    /// As [`Leases::deliver`], of a change of a regular file, one of those seen, and of names of a directory: the session
-    /// has them exclusively from now on if nobody else has anything of them.
+    /// As [`Leases::deliver`], of a change of a regular file, one of those seen, and of names of a directory: the
+    /// session has them exclusively from now on if nobody else has anything of them.
     pub fn deliver_change(
         &self,
         session: u64,
