@@ -302,3 +302,32 @@ fn block_that_is_spoiled_on_one_copy_is_mended_by_who_reads_it_and_found_by_who_
     let (status, said) = cluster.fails(&["disk", "verify", "shop"]);
     assert!(status == 1 && said.contains("dvs start shop"), "{said}");
 }
+
+#[test]
+fn tree_grows_with_its_disk_while_programs_write() {
+    let cluster = Cluster::up(2);
+    let create = ["dc", "create", "shop", "--nodes", "n1,n2", "--disk", "64M", "--disk-node", "n1", "--replicas", "2"];
+    cluster.ok(&[&create[..], &["--start"]].concat());
+    await_copies(&cluster, "n1", &["n2"]);
+    let full = "head -c 100M /dev/zero > /dc/much || ls -s --block-size=1M /dc/much | cut -d' ' -f1";
+    let had: u64 = cluster.sh("shop", "n2", full).trim().parse().expect("MiB");
+    assert!((30..60).contains(&had), "{had} MiB fit into 64");
+    cluster.sh("shop", "n2", "rm /dc/much");
+    let writer = cluster.spawn(&["run", "shop", "--node", "n2", "--", "python3", "-c", WRITER]);
+    eventually("it writes", SOON, || {
+        cluster.output(&["run", "shop", "--", "test", "-s", "/dc/log"]).status.success().then_some(())
+    });
+    cluster.ok(&["disk", "resize", "shop", "root", "192M"]);
+    cluster.sh("shop", "n1", "head -c 100M /dev/zero > /dc/much; sync; test $(stat -c %s /dc/much) = 104857600");
+    let (_, slowest) = written(&cluster, writer);
+    println!("the slowest write took {slowest} ms");
+    assert!(slowest < PAUSE_MS_MAX, "{slowest} ms");
+    assert!(cluster.ok(&["disk", "verify", "shop"]).contains("all equal"));
+    // It stays so, and the same again changes nothing.
+    cluster.ok(&["dc", "stop", "shop"]);
+    cluster.ok(&["dc", "start", "shop"]);
+    cluster.ok(&["disk", "resize", "shop", "root", "192M"]);
+    assert_eq!(cluster.sh("shop", "n2", "stat -c %s /dc/much").trim(), "104857600");
+    let (status, said) = cluster.fails(&["disk", "resize", "shop", "root", "100M"]);
+    assert!(status == 1 && said.contains("not made smaller"), "{said}");
+}

@@ -44,6 +44,8 @@ pub struct Allocator {
     blocks: u64,
     owned: Bitmap,
     busy: Bitmap,
+    /// Numbers that no block has.
+    hidden: u64,
     free: u64,
     /// Of these, for sessions that write behind.
     kept_back: u64,
@@ -67,6 +69,7 @@ impl Allocator {
             blocks,
             owned: Bitmap::new(blocks),
             busy: Bitmap::new(blocks),
+            hidden: 0,
             free: blocks,
             kept_back: 0,
             cursor: 0,
@@ -74,6 +77,14 @@ impl Allocator {
             freed: Vec::new(),
             waiting: VecDeque::new(),
             dirty: Default::default(),
+        }
+    }
+
+    /// There is no block of this number.
+    pub fn hide(&mut self, block: u64) {
+        if self.busy.set(block) {
+            self.free -= 1;
+            self.hidden += 1;
         }
     }
 
@@ -100,7 +111,7 @@ impl Allocator {
     }
 
     pub fn blocks(&self) -> u64 {
-        self.blocks
+        self.blocks - self.hidden
     }
 
     /// Free for normal use, now or after a checkpoint.

@@ -84,7 +84,7 @@ impl Aside {
 
     /// Sets so much of the metadata region aside. `false`: the host has no room.
     fn try_meta(&self, bytes: u64) -> Result<bool, DeviceError> {
-        match self.device.allocate(self.layout.meta_start, bytes, Need::Server) {
+        match self.allocate_meta(0, bytes, Need::Server) {
             Ok(()) => _ = self.meta.fetch_max(bytes, Ordering::Relaxed),
             Err(error) if error == NO_SPACE => return Ok(false),
             Err(error) => return Err(error),
@@ -122,7 +122,7 @@ impl Aside {
     fn set_meta_aside(&self, need: Need) -> Result<(), DeviceError> {
         let (has, wanted) = (self.meta.load(Ordering::Relaxed), self.meta_wanted.load(Ordering::Relaxed));
         if has < wanted {
-            self.device.allocate(self.layout.meta_start + has, wanted - has, need)?;
+            self.allocate_meta(has, wanted - has, need)?;
             // Two may have asked for the same, which does no harm.
             self.meta.fetch_max(wanted, Ordering::Relaxed);
         }
@@ -175,8 +175,12 @@ impl Aside {
     }
 
     fn allocate(&self, first: u64, end: u64, need: Need) -> Result<(), Errno> {
-        let bytes = (end - first) * BLOCK64;
-        self.device.allocate(self.layout.data_offset(first), bytes, need).map_err(refused)
+        let mut spans = self.layout.data(first, end);
+        spans.try_for_each(|(offset, bytes)| self.device.allocate(offset, bytes, need)).map_err(refused)
+    }
+
+    fn allocate_meta(&self, at: u64, bytes: u64, need: Need) -> Result<(), DeviceError> {
+        self.layout.metadata(at, bytes).try_for_each(|(offset, bytes)| self.device.allocate(offset, bytes, need))
     }
 }
 

@@ -22,8 +22,7 @@ const GROWN_MOST: u64 = 4;
 pub struct RegionBackend {
     device: Arc<dyn BlockDevice>,
     aside: Arc<Aside>,
-    start: u64,
-    bytes: u64,
+    layout: Layout,
     length: Mutex<Length>,
     /// Serialises read-modify-write of partly written blocks.
     partial: Mutex<()>,
@@ -38,7 +37,7 @@ struct Length {
 
 impl std::fmt::Debug for RegionBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RegionBackend").field("start", &self.start).field("bytes", &self.bytes).finish()
+        f.debug_struct("RegionBackend").field("layout", &self.layout).finish()
     }
 }
 
@@ -77,14 +76,7 @@ impl RegionBackend {
     }
 
     fn new(device: Arc<dyn BlockDevice>, layout: &Layout, aside: Arc<Aside>, length: Length) -> RegionBackend {
-        RegionBackend {
-            device,
-            aside,
-            start: layout.meta_start,
-            bytes: layout.meta_bytes,
-            length: Mutex::new(length),
-            partial: Mutex::new(()),
-        }
+        RegionBackend { device, aside, layout: *layout, length: Mutex::new(length), partial: Mutex::new(()) }
     }
 
     fn write_length(&self, length: Length) -> Result<(), crate::device::DeviceError> {
@@ -100,7 +92,7 @@ impl RegionBackend {
 
     fn check(&self, offset: u64, bytes: usize) -> io::Result<()> {
         match offset.checked_add(bytes as u64) {
-            Some(end) if end <= self.bytes => Ok(()),
+            Some(end) if end <= self.layout.meta_bytes => Ok(()),
             _ => Err(io::Error::new(io::ErrorKind::StorageFull, "the metadata region is full")),
         }
     }
@@ -110,8 +102,27 @@ impl RegionBackend {
         let first = offset / BLOCK64 * BLOCK64;
         let end = (offset + bytes as u64).div_ceil(BLOCK64) * BLOCK64;
         let mut buffer = vec![0; (end - first) as usize];
-        self.device.read(self.start + first, &mut buffer)?;
+        self.read_blocks(first, &mut buffer)?;
         Ok((first, buffer))
+    }
+
+    /// Whole blocks, wherever they lie.
+    fn read_blocks(&self, at: u64, mut out: &mut [u8]) -> io::Result<()> {
+        for (offset, bytes) in self.layout.metadata(at, out.len() as u64) {
+            let (part, rest) = std::mem::take(&mut out).split_at_mut(bytes as usize);
+            self.device.read(offset, part)?;
+            out = rest;
+        }
+        Ok(())
+    }
+
+    fn write_blocks(&self, at: u64, mut data: &[u8]) -> io::Result<()> {
+        for (offset, bytes) in self.layout.metadata(at, data.len() as u64) {
+            let (part, rest) = data.split_at(bytes as usize);
+            self.device.write(offset, part)?;
+            data = rest;
+        }
+        Ok(())
     }
 }
 
@@ -137,7 +148,7 @@ impl redb::StorageBackend for RegionBackend {
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         self.check(offset, out.len())?;
         if is_aligned(offset, out.len()) {
-            return Ok(self.device.read(self.start + offset, out)?);
+            return self.read_blocks(offset, out);
         }
         let (first, buffer) = self.around(offset, out.len())?;
         let skip = (offset - first) as usize;
@@ -146,18 +157,21 @@ impl redb::StorageBackend for RegionBackend {
     }
 
     fn set_len(&self, bytes: u64) -> io::Result<()> {
-        if bytes > self.bytes.saturating_mul(GROWN_MOST) {
+        let region_bytes = self.layout.meta_bytes;
+        if bytes > region_bytes.saturating_mul(GROWN_MOST) {
             return Err(io::Error::new(io::ErrorKind::StorageFull, "the metadata region is full"));
         }
         let mut length = self.length.lock();
         // What is cut off must read as zeros should the file grow again.
-        if bytes < length.bytes && bytes < self.bytes {
+        if bytes < length.bytes && bytes < region_bytes {
             let from = bytes.div_ceil(BLOCK64) * BLOCK64;
-            let to = length.bytes.min(self.bytes) / BLOCK64 * BLOCK64;
+            let to = length.bytes.min(region_bytes) / BLOCK64 * BLOCK64;
             if from < to {
-                self.device.discard(self.start + from, to - from)?;
+                let spans: Vec<(u64, u64)> = self.layout.metadata(from, to - from).collect();
+                spans.iter().try_for_each(|(offset, bytes)| self.device.discard(*offset, *bytes))?;
                 // Others on its host may have taken the space: then it is asked for again before the metadata grows.
-                if self.device.allocate(self.start + from, to - from, Need::Server).is_err() {
+                let allocate = |span: &(u64, u64)| self.device.allocate(span.0, span.1, Need::Server).is_ok();
+                if !spans.iter().all(allocate) {
                     self.aside.store_was_cut(from);
                 }
             }
@@ -176,13 +190,13 @@ impl redb::StorageBackend for RegionBackend {
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.check(offset, data.len())?;
         if is_aligned(offset, data.len()) {
-            return Ok(self.device.write(self.start + offset, data)?);
+            return self.write_blocks(offset, data);
         }
         let _guard = self.partial.lock();
         let (first, mut buffer) = self.around(offset, data.len())?;
         let skip = (offset - first) as usize;
         buffer[skip..skip + data.len()].copy_from_slice(data);
-        Ok(self.device.write(self.start + first, &buffer)?)
+        self.write_blocks(first, &buffer)
     }
 }
 

@@ -17,7 +17,7 @@ use crate::core::{Found, Fs, Options, State};
 use crate::device::{BLOCK, BLOCK64, BlockDevice};
 use crate::error::{Errno, OpenError, StoreError};
 use crate::extents::{Run, Window};
-use crate::layout::{Head, Layout, read_head};
+use crate::layout::{GROWTH_BYTES_MIN, Head, Layout, read_head};
 use crate::log::{Counters, GAP_BYTES, Log, Record, Tail, scan};
 use crate::model::{DIRECTORY, Inode, key, key1, number_of, tag};
 use crate::store::{From, Room, Store};
@@ -33,7 +33,7 @@ impl Fs {
     /// alone.
     pub fn open(device: Arc<dyn BlockDevice>, options: Options) -> Result<Arc<Fs>, OpenError> {
         let layout = match read_head(&*device)? {
-            Head::Formatted(layout) => layout,
+            Head::Formatted(layout) => grow(&device, layout)?,
             Head::Blank => make(&device, &options)?,
         };
         let aside = Arc::new(Aside::new(device.clone(), layout));
@@ -41,6 +41,29 @@ impl Fs {
         catch_unwind(AssertUnwindSafe(|| recover(device, layout, aside, options)))
             .unwrap_or_else(|_| Err(OpenError::Metadata("its pages make no sense".into())))
     }
+}
+
+/// Takes what the device has more than the volume. It is of the volume once both superblocks say so: until then nobody
+/// has used it.
+fn grow(device: &Arc<dyn BlockDevice>, layout: Layout) -> Result<Layout, OpenError> {
+    let Some(grown) = layout.grown_to(device.bytes()) else {
+        if device.bytes() >= layout.volume_bytes + GROWTH_BYTES_MIN {
+            tracing::warn!(bytes = device.bytes(), "the volume has grown too often: the rest of its disk is not used");
+        }
+        return Ok(layout);
+    };
+    let (offset, bytes) = grown.last_metadata();
+    // redb reads zeros where it has not written.
+    match device.discard(offset, bytes).and_then(|()| device.flush()) {
+        Ok(()) => {}
+        Err(error) => {
+            tracing::warn!(%error, "the volume stays as it is: the rest of its disk cannot be used");
+            return Ok(layout);
+        }
+    }
+    tracing::info!(from = layout.volume_bytes, to = grown.volume_bytes, "the volume has grown");
+    grown.write(&**device)?;
+    Ok(grown)
 }
 
 fn make(device: &Arc<dyn BlockDevice>, options: &Options) -> Result<Layout, OpenError> {
@@ -147,6 +170,7 @@ fn broken(errno: Errno) -> OpenError {
 
 fn load_bitmap(store: &Store, layout: &Layout) -> Result<Allocator, OpenError> {
     let mut blocks = Allocator::new(layout.data_blocks);
+    layout.gaps().for_each(|gap| blocks.hide(gap));
     let mut from = key(tag::BITMAP);
     let to = key(tag::BITMAP + 1);
     loop {

@@ -101,10 +101,11 @@ pub struct CreateOptions {
 /// Make a disk larger, also while it is used
 #[derive(Args, Debug)]
 #[command(after_help = "\
-What is on it stays. Whoever is connected over NBD is cut off, and sees the later end after connecting again. A disk is \
-never made smaller, and the one of the file tree stays as it is: dvs dc backup, dvs dc restore --disk.
+What is on it stays. Whoever is connected over NBD is cut off, and sees the later end after connecting again. The file \
+tree grows with its disk, up to fifteen times: programs that use it wait for a second or two. A disk is never made smaller.
 
 Examples:
+  dvs disk resize shop root 40G
   dvs disk resize shop data 20G")]
 pub struct ResizeOptions {
     /// Container.

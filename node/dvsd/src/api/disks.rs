@@ -16,7 +16,7 @@ use super::failure::{Failure, conflict, no_such_dc, no_such_disk};
 use super::replicas::ForceQuery;
 use super::servers::follows;
 use super::spans::{contended, demand_lasting, known_nodes};
-use super::{Api, blocking, changes, nodes, parse, read_body};
+use super::{Api, blocking, changes, nodes, parse, read_body, servers};
 use crate::context::Context;
 use crate::level;
 use crate::records::{self, DcRecord, DcView, Desired};
@@ -90,7 +90,16 @@ pub async fn change(
         return Err(failed);
     }
     let second = asked(&api, &dc, &disk, step(Step::Disk)).await?;
-    Ok(Json(api.describe(&follow(&api, &second, &disk).await?)))
+    let followed = follow(&api, &second, &disk).await?;
+    // Who died before this is made up for by asking again.
+    let third = asked(&api, &dc, &disk, step(Step::Tree)).await?;
+    let server = third.view.record.placement.first(&ServerKind::FS).filter(|_| third.is_changed);
+    match server.map(|server| (server.name.clone(), server.node.clone())) {
+        Some((server, node)) if third.view.record.desired == Desired::Running => {
+            servers::await_there(&api, &third.view, &server, &node).await
+        }
+        _ => Ok(Json(api.describe(&followed))),
+    }
 }
 
 pub async fn delete(

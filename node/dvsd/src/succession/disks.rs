@@ -4,7 +4,7 @@
 //! names of its files: what a node that was away has left of an earlier one of its name is never taken for it. One that
 //! is removed is placed no more, and nodes that see that end its servers and remove its images. One with copies is made
 //! larger in two steps: first all copies, then the disk, so whoever writes behind its earlier end meets no copy that
-//! ends there.
+//! ends there. When the file tree is on it the file server follows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -80,6 +80,8 @@ pub enum Step {
     Disk,
     /// What is not used yet is as before.
     BackTo(u64),
+    /// The file server, if the tree is on it: a volume is as large as its disk once it is opened anew.
+    Tree,
 }
 
 /// A record as it is to be, and what nodes promise more or less.
@@ -272,12 +274,19 @@ pub fn nodes_with_images(record: &DcRecord, disk: &Instance) -> Vec<String> {
     if copies.is_empty() { vec![disk.node.clone()] } else { copies }
 }
 
+fn with_new_file_server(record: &DcRecord) -> DcRecord {
+    let mut next = record.clone();
+    let servers = next.placement.instances.iter_mut().filter(|one| one.kind == ServerKind::FS);
+    servers.for_each(|one| one.epoch += 1);
+    next
+}
+
 fn grown(record: &DcRecord, disk: &str, bytes: u64, step: Step) -> Changed {
     let disk = copies::disk_named(record, disk)?.clone();
-    if disk.index == 0 {
-        return Err(DiskRefusal::IsTree);
-    }
     let Some(volume) = &disk.volume else { return Ok(None) };
+    if step == Step::Tree {
+        return Ok((disk.index == 0).then(|| (with_new_file_server(record), BTreeMap::new())));
+    }
     let is_back = matches!(step, Step::BackTo(_));
     if bytes < volume.bytes {
         return Err(DiskRefusal::WouldShrink { bytes: volume.bytes });
@@ -452,6 +461,20 @@ mod tests {
         let disk = instance(record, "disk-data");
         let gib = |one: &Instance| one.volume.as_ref().unwrap().bytes >> 30;
         (gib(disk), placer::copies_of(&record.placement.instances, disk).map(gib).collect())
+    }
+
+    #[test]
+    fn file_server_follows_a_larger_disk_of_the_tree_and_no_other() {
+        let before = with(&record(json!({})), &disk("data", json!({})));
+        let larger = grown(&before, "root", 4 << 30, Step::Copies).unwrap().unwrap().0;
+        assert_eq!(instance(&larger, "disk-root").volume.as_ref().unwrap().bytes, 4 << 30);
+        assert_eq!(larger.spec.disks[0].bytes, 4 << 30);
+        assert_eq!(grown(&larger, "root", 4 << 30, Step::Disk), Ok(None), "without copies that was all");
+        let epoch = |record: &DcRecord| instance(record, "fs").epoch;
+        let followed = grown(&larger, "root", 4 << 30, Step::Tree).unwrap().unwrap().0;
+        assert_eq!((epoch(&larger), epoch(&followed)), (epoch(&before), epoch(&before) + 1));
+        assert_eq!(grown(&larger, "data", 4 << 30, Step::Tree), Ok(None));
+        assert_eq!(grown(&larger, "root", 1 << 30, Step::Copies), Err(DiskRefusal::WouldShrink { bytes: 4 << 30 }));
     }
 
     #[test]
