@@ -236,7 +236,6 @@ fn disks_come_grow_and_go_while_their_container_runs() {
         fails(&["resize", "shop", name, "167772161"], "in steps of 4096 bytes");
     }
     fails(&["delete", "shop", "root"], "its file tree is on it");
-    fails(&["delete", "shop", "root"], "its file tree is on it");
     fails(&["delete", "shop", "more"], "is served over NBD");
     fails(&["delete", "shop", "none"], "one of root, data, more");
 
