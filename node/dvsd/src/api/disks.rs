@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
-use mgmt_api::{Dc, DiskChange, DiskSpec, ErrorBody, ErrorKind, Instance, ServerState};
+use mgmt_api::{Dc, DiskChange, DiskSpec, ErrorBody, ErrorKind, Instance, ServerKind, ServerState};
 use service_core::choose::NodeStanding;
 
 use super::dcs::{Progress, draw_set, wait_until};
