@@ -88,7 +88,7 @@ struct Part {
 /// What the head of a volume says.
 pub enum Head {
     Blank,
-    Formatted(Layout),
+    Formatted(Box<Layout>),
 }
 
 impl Layout {
@@ -232,16 +232,16 @@ pub fn read_head(device: &dyn BlockDevice) -> Result<Head, OpenError> {
     let found: Vec<Result<Layout, OpenError>> = blocks.iter().map(|block| decode(block, bytes)).collect();
     let [first, second] = <[_; 2]>::try_from(found).map_err(|_| OpenError::Superblocks)?;
     match (first, second) {
-        (Ok(layout), Ok(_)) => Ok(Head::Formatted(layout)),
+        (Ok(layout), Ok(_)) => Ok(Head::Formatted(Box::new(layout))),
         (Ok(layout), Err(_)) | (Err(OpenError::Superblocks), Ok(layout)) => {
             tracing::warn!("one superblock was damaged and is written anew");
             layout.write(device)?;
-            Ok(Head::Formatted(layout))
+            Ok(Head::Formatted(Box::new(layout)))
         }
         // Only the second copy was written: the volume was being made, or something overwrote its start.
         (Err(OpenError::Unknown), Ok(layout)) if blocks[0].iter().all(|byte| *byte == 0) => {
             layout.write(device)?;
-            Ok(Head::Formatted(layout))
+            Ok(Head::Formatted(Box::new(layout)))
         }
         (Err(error), _) => Err(error),
     }

@@ -33,7 +33,7 @@ impl Fs {
     /// alone.
     pub fn open(device: Arc<dyn BlockDevice>, options: Options) -> Result<Arc<Fs>, OpenError> {
         let layout = match read_head(&*device)? {
-            Head::Formatted(layout) => grow(&device, layout)?,
+            Head::Formatted(layout) => grow(&device, *layout)?,
             Head::Blank => make(&device, &options)?,
         };
         let aside = Arc::new(Aside::new(device.clone(), layout));
