@@ -457,7 +457,12 @@ impl<D: Clone> Primary<D> {
 
     /// The record is this one now.
     fn adopt(&mut self, record: ReplicaRecord, now_ms: u64, acts: &mut Vec<PrimaryAct<D>>) {
-        if record.generation <= self.record.generation {
+        if record.generation == self.record.generation {
+            // Nothing else can be other.
+            self.record.verification = record.verification;
+            return;
+        }
+        if record.generation < self.record.generation {
             return;
         }
         if !record.is_current(self.me) {
@@ -756,7 +761,7 @@ impl<D: Clone> Primary<D> {
 
     fn ask_leases(&mut self, now_ms: u64, acts: &mut Vec<PrimaryAct<D>>) {
         let mut others = self.joining();
-        if !self.is_idle(now_ms) {
+        if !self.is_idle(now_ms) || self.comparison.is_some() {
             others.extend(self.record.current().filter(|member| *member != self.me));
         }
         for member in others {
@@ -903,6 +908,7 @@ impl<D: Clone> Primary<D> {
             let others = self.record.current().filter(|member| *member != self.me).collect();
             self.comparison = Some(Comparison::new(wanted, self.me, others, now_ms));
         }
+        let repairs = self.record.verification.as_ref().is_some_and(|it| it.repair);
         let is_summing = self.operations.values().any(|one| matches!(one.kind, Kind::Sum { .. }));
         let is_in_use = !self.is_idle(now_ms);
         let Some(comparison) = self.comparison.as_mut().filter(|_| !is_summing) else { return };
@@ -919,7 +925,20 @@ impl<D: Clone> Primary<D> {
                     comparison.waits = Some(range);
                 }
             }
-            None if self.proposal.is_none() && self.comparison.as_ref().is_some_and(|it| it.is_over(self.layout)) => {
+            None if self.proposal.is_none()
+                && self.marking.is_empty()
+                && self.comparison.as_ref().is_some_and(|it| it.is_over(self.layout)) =>
+            {
+                // Before the record says that they miss something, whoever may be primary then knows what.
+                let is_told = self.comparison.as_mut().is_some_and(|it| std::mem::replace(&mut it.is_told, true));
+                let differ: Vec<(Replica, RangeSet)> =
+                    self.comparison.iter().flat_map(Comparison::differing).map(|it| (it.0, it.1.clone())).collect();
+                if repairs && !is_told && !differ.is_empty() {
+                    for (member, extents) in differ {
+                        self.behind.entry(member).or_default().extend(&extents);
+                    }
+                    return self.mark_all(acts);
+                }
                 if let Some(found) = self.comparison.as_ref().map(Comparison::found) {
                     self.propose(self.record.verified(found), acts);
                 }

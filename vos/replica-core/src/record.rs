@@ -217,7 +217,8 @@ impl ReplicaRecord {
         let goes_on = self.verification.as_ref().is_some_and(|it| it.found.is_none());
         let number = self.verification.as_ref().map_or(0, |it| it.number) + 1;
         let verification = Some(Verification { number, asked_s, repair, found: None });
-        (!goes_on).then(|| ReplicaRecord { verification, ..self.changed() })
+        // Of the same generation: nobody's mark is older by that.
+        (!goes_on).then(|| ReplicaRecord { verification, ..self.clone() })
     }
 
     /// They were. Those that shall become what the primary has are current no more, until they are.
@@ -363,12 +364,12 @@ mod tests {
         let both = ReplicaRecord::new(7, ONE, &[TWO]).with(TWO);
         for repair in [false, true] {
             let asked = both.verifying(repair, 100).unwrap();
-            assert_eq!((asked.generation, asked.verifying(repair, 101)), (3, None));
+            assert_eq!((asked.generation, asked.verifying(repair, 101)), (2, None));
             let found =
                 |blocks| Verified { primary: Some(ONE), different: [(TWO, blocks)].into(), ..Verified::default() };
             assert_eq!(asked.verified(found(0)).current().count(), 2);
             let differs = asked.verified(found(2));
-            assert_eq!((differs.generation, differs.current().count()), (4, if repair { 1 } else { 2 }));
+            assert_eq!((differs.generation, differs.current().count()), (3, if repair { 1 } else { 2 }));
             assert_eq!(differs.verification.as_ref().unwrap().found, Some(found(2)));
             assert_eq!(differs.verifying(false, 102).unwrap().verification.unwrap().number, 2);
         }

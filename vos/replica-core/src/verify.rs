@@ -18,6 +18,10 @@ pub(crate) struct Comparison {
     /// Of the others that were current all the time: extents in which they differ, and blocks.
     others: BTreeMap<Replica, (RangeSet, u64)>,
     blocks: BTreeSet<u64>,
+    /// Blocks in pieces of the own copy that cannot be read.
+    unreadable: u64,
+    /// Copies that shall become what the own one is were told of to those who have to know.
+    pub is_told: bool,
     /// What is being compared, since when, and what was said of it.
     piece: Option<(BlockRange, u64)>,
     sums: BTreeMap<Replica, Vec<u32>>,
@@ -35,6 +39,8 @@ impl Comparison {
             me,
             others: others.into_iter().map(|member| (member, Default::default())).collect(),
             blocks: BTreeSet::new(),
+            unreadable: 0,
+            is_told: false,
             piece: None,
             sums: BTreeMap::new(),
             next: 0,
@@ -51,10 +57,16 @@ impl Comparison {
     pub fn keep_to(&mut self, current: impl Iterator<Item = Replica>) {
         let current: BTreeSet<Replica> = current.collect();
         self.others.retain(|member, _| current.contains(member));
+        self.waits = None;
     }
 
     pub fn extents_of(&self, member: Replica) -> Option<&RangeSet> {
         self.others.get(&member).map(|differs| &differs.0)
+    }
+
+    /// Extents in which members differ that do.
+    pub fn differing(&self) -> impl Iterator<Item = (Replica, &RangeSet)> {
+        self.others.iter().filter(|one| one.1.1 > 0).map(|(member, differs)| (*member, &differs.0))
     }
 
     pub fn heard(&mut self, member: Replica, sums: Vec<u32>) {
@@ -74,8 +86,15 @@ impl Comparison {
             self.pauses_until_ms = now_ms + now_ms.saturating_sub(began_ms).max(1);
         }
         let sums = std::mem::take(&mut self.sums);
-        let Some(own) = sums.get(&self.me).filter(|own| own.len() == range.count as usize) else { return };
+        // Its link broke, and it is asked again.
+        let Some(own) = sums.get(&self.me) else { return };
         self.next = range.end();
+        if own.len() != range.count as usize {
+            // It cannot be read there, and nothing is compared with it.
+            self.unreadable += u64::from(range.count);
+            self.blocks.extend((self.blocks.len() < NAMED_MAX).then_some(range.first));
+            return;
+        }
         for (member, (extents, count)) in &mut self.others {
             let theirs = sums.get(member).map_or(&[][..], Vec::as_slice);
             for (at, (block, own)) in (range.first..).zip(own).enumerate() {
@@ -110,7 +129,39 @@ impl Comparison {
     }
 
     pub fn found(&self) -> Verified {
-        let different = self.others.iter().map(|(member, differs)| (*member, differs.1)).collect();
+        let own = (self.unreadable > 0).then_some((self.me, self.unreadable));
+        let others = self.others.iter().map(|(member, differs)| (*member, differs.1));
+        let different = others.chain(own).collect();
         Verified { primary: Some(self.me), different, blocks: self.blocks.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn piece_that_the_primary_cannot_read_is_said_and_passed() {
+        let layout = Layout { blocks: 300, extent_blocks: 10, hot_extents: 4 };
+        let (me, other) = (Replica(0), Replica(1));
+        let mut comparison = Comparison::new(1, me, BTreeSet::from([other]), 0);
+        let mut pieces = 0;
+        while let Some(range) = comparison.next(layout, 0) {
+            comparison.begin(range, 0);
+            if pieces == 1 {
+                comparison.heard(other, vec![7; range.count as usize]);
+                comparison.judge(layout, 0, false);
+                assert_eq!(comparison.next(layout, 0), Some(range), "it did not say anything");
+                comparison.begin(range, 0);
+            }
+            comparison.heard(me, if pieces == 0 { Vec::new() } else { vec![7; range.count as usize] });
+            comparison.heard(other, vec![7; range.count as usize]);
+            comparison.judge(layout, 0, false);
+            pieces += 1;
+        }
+        assert!(comparison.is_over(layout) && pieces == 2);
+        let found = comparison.found();
+        assert_eq!(found.different, BTreeMap::from([(me, 256), (other, 0)]));
+        assert_eq!(found.blocks, BTreeSet::from([0]));
     }
 }

@@ -368,10 +368,16 @@ impl Saying {
 
 /// `None`: the copy does not take what is said.
 fn said(turn: u64, asked: Asked, done: Done) -> Option<LinkSaid> {
-    if let Asked::Reserved(id) = asked {
+    // Whoever takes nothing over this ring is greeted again.
+    let is_stale = done.error == Some(Errno::STALE);
+    if let Asked::Reserved(id) = asked
+        && !is_stale
+    {
         return Some(LinkSaid::Reserved(id, done.error.map_or(Ok(()), Err)));
     }
-    if let Asked::Looked(id) = asked {
+    if let Asked::Looked(id) = asked
+        && !is_stale
+    {
         return Some(LinkSaid::Looked(id, done.error.map_or_else(|| Ok(done.data.to_vec()), Err)));
     }
     let answer = match (done.error, asked) {

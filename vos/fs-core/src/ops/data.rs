@@ -18,7 +18,7 @@ use crate::alloc::{Claim, Generation};
 use crate::cache::Part;
 use crate::calls::{Call, Job, Reply};
 use crate::core::{Fs, Growth};
-use crate::device::{BLOCK, BLOCK64};
+use crate::device::{BLOCK, BLOCK64, DeviceError};
 use crate::error::Errno;
 use crate::extents::{Piece, Place, Run, WINDOW_BLOCKS, Window};
 use crate::log::DataWrite;
@@ -30,6 +30,10 @@ use crate::txn::Txn;
 /// Reads and writes up to this size leave their blocks in the cache; larger ones would empty it.
 const CACHED_BYTES_MAX: usize = 128 << 10;
 pub(super) const WINDOW_BYTES: u64 = WINDOW_BLOCKS * BLOCK64;
+/// A copy without a link is asked again, so often and after such a pause.
+const AGAIN: i32 = 11;
+const MEND_PATIENCE: u32 = 50;
+const MEND_PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
 /// Copies of a disk, at most.
 const COPIES_MAX: u64 = abi::limits::COPIES_PER_DC as u64;
 const COPY_BYTES_MAX: u64 = abi::limits::TRANSFER_BYTES_MAX as u64;
@@ -254,14 +258,22 @@ impl Fs {
     /// are used for nothing else meanwhile.
     fn mend(&self, ino: u64, place: Place, out: &mut [u8]) -> Result<(), Errno> {
         let offset = self.layout.data_offset(place.block);
-        for which in 0..COPIES_MAX {
+        let mut patience = MEND_PATIENCE;
+        let mut which = 0;
+        while which < COPIES_MAX {
             match self.device.read_other(which, offset, out) {
+                // There is no link to it at the moment.
+                Err(DeviceError(AGAIN)) if patience > 0 => {
+                    patience -= 1;
+                    std::thread::sleep(MEND_PAUSE);
+                    continue;
+                }
                 Ok(true) if crc32fast::hash(out) == place.crc => {
                     let written = self.device.write(offset, out);
                     tracing::warn!(ino, block = place.block, ?written, "a damaged block was read from another copy");
                     return Ok(());
                 }
-                Ok(true) | Err(_) => (),
+                Ok(true) | Err(_) => which += 1,
                 Ok(false) => break,
             }
         }
