@@ -224,11 +224,11 @@ pub const TABLE: &[Row] = &[
         &["shop", "root", "2G"],
         Daemon(Operator),
         Refused,
-        Elsewhere("it has the file tree: exports.rs"),
+        Elsewhere("programs wait meanwhile: failover.rs"),
         &[
             (&["nope", "x", "1G"], 1, "nope"),
             (&["shop", "x", "1G"], 1, "no disk 'x'"),
-            (&["shop", "root", "2G"], 1, "its file tree is on it"),
+            (&["shop", "root", "16M"], 1, "has 32M to 8T"),
             (&["shop", "root", "huge"], 2, "huge"),
             (&["shop", "root"], 2, "<SIZE>"),
         ],
