@@ -487,9 +487,6 @@ impl<D: Clone> Primary<D> {
         for member in left {
             let missing = self.behind.entry(member).or_default();
             missing.insert_extents(self.hot.keys());
-            if let Some(differs) = self.comparison.as_ref().and_then(|it| it.extents_of(member)) {
-                missing.extend(differs);
-            }
             if let Some(peer) = self.peers.get_mut(&member) {
                 peer.lease = Lease::default();
                 let welcome = peer.welcome.iter();

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::encoding::RANGES_MAX;
 use crate::record::{Replica, Verification, Verified};
-use crate::{BlockRange, Layout, RangeSet};
+use crate::{BlockRange, EXTENT_BLOCKS, Layout, RangeSet};
 
 /// Blocks of a piece.
-const PIECE_BLOCKS: u64 = 256;
+const PIECE_BLOCKS: u64 = EXTENT_BLOCKS;
 /// Blocks that are named.
 const NAMED_MAX: usize = 16;
 
@@ -58,10 +58,6 @@ impl Comparison {
         let current: BTreeSet<Replica> = current.collect();
         self.others.retain(|member, _| current.contains(member));
         self.waits = None;
-    }
-
-    pub fn extents_of(&self, member: Replica) -> Option<&RangeSet> {
-        self.others.get(&member).map(|differs| &differs.0)
     }
 
     /// Extents in which members differ that do.
