@@ -435,7 +435,9 @@ mod tests {
         behind.interrupted();
         let (over, _) = behind.looked(DIRECTORY, 103, true);
         assert_eq!(over.iter().map(|promise| promise.id).collect::<Vec<_>>(), [1, 3, 2]);
-        assert_eq!((behind.ready().into_iter().chain(behind.ready()).last(), behind.first(10)), (Some(10), Some(4)));
+        // After an interruption in any order.
+        assert!(std::iter::from_fn(|| behind.ready()).any(|ino| ino == 10));
+        assert_eq!(behind.first(10), Some(4));
     }
 
     #[test]
