@@ -29,6 +29,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::operation::{AfterNul, Empty, Measured, Prefixed, Third, in_data, operations, replies, words};
 
 pub const ROOT: u64 = 1;
+/// The directory of all snapshots. `MKDIR` in it takes one, `RMDIR` removes one; what a snapshot shows are inodes whose
+/// numbers have this bit, too. Nothing else changes any of them (`EROFS`).
+pub const SNAPSHOTS: u64 = 1 << 62;
+/// Where [`SNAPSHOTS`] is found in the root, which does not list it.
+pub const SNAPSHOTS_NAME: &[u8] = b".snapshots";
 pub const NAME_BYTES_MAX: usize = 255;
 pub const SYMLINK_BYTES_MAX: usize = 4095;
 pub const XATTR_VALUE_BYTES_MAX: usize = 65_536;
@@ -121,36 +126,39 @@ operations! {
     } -> Attributes [Gone];
 
     /// Size 0 to size n truncates or extends.
-    SETATTR = 18: once Setattr { ino: u64, time_ns: u64, wanted: SetAttr } -> Attributes [IsDirectory, FileTooBig, NoSpace, Gone];
+    SETATTR = 18: once Setattr { ino: u64, time_ns: u64, wanted: SetAttr } -> Attributes [IsDirectory, FileTooBig, NoSpace, ReadOnly, Gone];
 
     /// Makes and opens a regular file.
     CREATE = 19: once CreateFile<'a> { parent: u64, create: Create, name: Measured<'a>, existing: Existing } -> Created
-        [NoEntry, Exists, NotDirectory, IsDirectory, NoSpace, NameTooLong, Gone];
+        [NoEntry, Exists, NotDirectory, IsDirectory, NoSpace, NameTooLong, ReadOnly, Gone];
 
     /// Fifos, sockets, devices, regular files, without a handle.
     MKNOD = 20: once Mknod<'a> { parent: u64, create: Create, name: Measured<'a> } -> Attributes
-        [NoEntry, Exists, NotDirectory, NoSpace, NameTooLong, Gone];
+        [NoEntry, Exists, NotDirectory, NoSpace, NameTooLong, ReadOnly, Gone];
 
+    /// In [`SNAPSHOTS`] it takes a snapshot of that name: of all that was answered, or promised, before. `EMLINK`: there
+    /// are as many as there can be.
     MKDIR = 21: once Mkdir<'a> { parent: u64, create: Create, name: Measured<'a> } -> Attributes
-        [NoEntry, Exists, NotDirectory, NoSpace, TooManyLinks, NameTooLong, Gone];
+        [NoEntry, Exists, NotDirectory, NoSpace, TooManyLinks, NameTooLong, ReadOnly, Gone];
 
     SYMLINK = 22: once Symlink<'a> { parent: u64, create: Create, name: Measured<'a>, target: AfterNul<'a> } -> Attributes
-        [NoEntry, Exists, NotDirectory, NoSpace, NameTooLong, Gone];
+        [NoEntry, Exists, NotDirectory, NoSpace, NameTooLong, ReadOnly, Gone];
 
     /// Reply data: the target.
     READLINK = 23: repeatable Readlink { ino: u64 } -> Bytes [Gone];
 
-    /// An open file lives until its last handle is closed.
+    /// An open file lives until its last handle is closed. `ENOSPC`: a snapshot has the file, and there is no room to
+    /// keep what was.
     UNLINK = 24: once Unlink<'a> {
         /// [`DELEGATED`].
         marks: u16,
         parent: u64,
         time_ns: Third,
         name: &'a [u8],
-    } -> Removed [NoEntry, NotDirectory, IsDirectory, NotEmpty, NameTooLong, Gone];
+    } -> Removed [NoEntry, NotDirectory, IsDirectory, NotEmpty, NameTooLong, NoSpace, ReadOnly, Gone];
 
     RMDIR = 25: once Rmdir<'a> { parent: u64, time_ns: Third, name: &'a [u8] } -> Removed
-        [NoEntry, NotDirectory, IsDirectory, NotEmpty, NameTooLong, Gone];
+        [NoEntry, NotDirectory, IsDirectory, NotEmpty, NameTooLong, NoSpace, ReadOnly, Gone];
 
     /// `how`: renameat2's flags (NOREPLACE 1, EXCHANGE 2), [`DELEGATED`].
     RENAME = 26: once Rename<'a> {
@@ -160,10 +168,10 @@ operations! {
         time_ns: u64,
         old: Prefixed<'a>,
         new: &'a [u8],
-    } -> Renamed [NoEntry, Exists, NotDirectory, IsDirectory, NoSpace, TooManyLinks, NameTooLong, NotEmpty, Gone];
+    } -> Renamed [NoEntry, Exists, NotDirectory, IsDirectory, NoSpace, TooManyLinks, NameTooLong, NotEmpty, ReadOnly, Gone];
 
     LINK = 27: once Link<'a> { ino: u64, parent: u64, time_ns: u64, name: &'a [u8] } -> Attributes
-        [NotPermitted, NoEntry, Exists, NotDirectory, NoSpace, TooManyLinks, NameTooLong, Gone];
+        [NotPermitted, NoEntry, Exists, NotDirectory, NoSpace, TooManyLinks, NameTooLong, ReadOnly, Gone];
 
     /// `O_TRUNC` truncates and leaves `time_ns` (0: times stay).
     OPEN = 28: once Open {
@@ -173,7 +181,7 @@ operations! {
         /// open(2)'s.
         flags: u64,
         time_ns: u64,
-    } -> Opened [NoSpace, Gone];
+    } -> Opened [NoSpace, ReadOnly, Gone];
 
     /// Frees the last claim on an unlinked file, and the locks that were set through the handle.
     RELEASE = 29: once Release { ino: u64, handle: u64 } -> Empty [BadHandle];
@@ -201,7 +209,7 @@ operations! {
         offset: u64,
         time_ns: u64,
         bytes: &'a [u8],
-    } -> Written [IsDirectory, FileTooBig, NoSpace, Gone];
+    } -> Written [IsDirectory, FileTooBig, NoSpace, ReadOnly, Gone];
 
     /// All that was completed before is durable when this completes: of `ino`, 0 of the whole tree.
     FSYNC = 32: repeatable Fsync { ino: u64 } -> Empty [];
@@ -216,7 +224,7 @@ operations! {
 
     /// `how`: setxattr's flags.
     SETXATTR = 35: once Setxattr<'a> { how: u16, ino: u64, name: Measured<'a>, time_ns: u64, value: &'a [u8] } -> Empty
-        [ArgumentTooLong, Exists, NoData, NoSpace, Gone];
+        [ArgumentTooLong, Exists, NoData, NoSpace, ReadOnly, Gone];
 
     /// Reply data: the value.
     GETXATTR = 36: repeatable Getxattr<'a> { ino: u64, name: &'a [u8] } -> Bytes [NoData, Gone];
@@ -224,7 +232,7 @@ operations! {
     /// Reply data: names, each ended by NUL.
     LISTXATTR = 37: repeatable Listxattr { ino: u64 } -> Bytes [Gone];
 
-    REMOVEXATTR = 38: once Removexattr<'a> { ino: u64, time_ns: u64, name: &'a [u8] } -> Empty [NoData, Gone];
+    REMOVEXATTR = 38: once Removexattr<'a> { ino: u64, time_ns: u64, name: &'a [u8] } -> Empty [NoData, NoSpace, ReadOnly, Gone];
 
     FALLOCATE = 39: once Fallocate {
         /// fallocate's mode (KEEP_SIZE 1, PUNCH_HOLE 2, ZERO_RANGE 16), and [`KILL_SUID`].
@@ -233,7 +241,7 @@ operations! {
         offset: u64,
         bytes: u64,
         time_ns: U64,
-    } -> Empty [IsDirectory, FileTooBig, NoSpace, Gone];
+    } -> Empty [IsDirectory, FileTooBig, NoSpace, ReadOnly, Gone];
 
     /// `whence`: SEEK_DATA 3, SEEK_HOLE 4.
     LSEEK = 40: repeatable Lseek { ino: u64, offset: u64, whence: u64 } -> Offset [NoAddress, Gone];
@@ -273,7 +281,7 @@ operations! {
         to: U64,
         bytes: U64,
         time_ns: U64,
-    } -> Copied [IsDirectory, FileTooBig, NoSpace, Gone];
+    } -> Copied [IsDirectory, FileTooBig, NoSpace, ReadOnly, Gone];
 
     /// From now on, for good, the client may make changes of files that it has exclusively ([`EXCLUSIVE`]) before it
     /// tells of them, and understands [`TELL`].
@@ -293,7 +301,7 @@ operations! {
         time_ns: u64,
         /// [`NameChange`]s, at most [`BEHIND_COUNT_MAX`].
         changes: &'a [u8],
-    } -> Empty [NoEntry, Exists, NotDirectory, IsDirectory, NoSpace, TooManyLinks, NameTooLong, NotEmpty, Gone];
+    } -> Empty [NoEntry, Exists, NotDirectory, IsDirectory, NoSpace, TooManyLinks, NameTooLong, NotEmpty, ReadOnly, Gone];
 
     /// Numbers for inodes that the client makes before it tells ([`Names`]). Each is good for one inode, of this
     /// session or of a client that goes on with it.
@@ -307,7 +315,7 @@ operations! {
         /// Its atime and mtime.
         mtime_ns: u64,
         content: &'a [u8],
-    } -> Attributes [NoEntry, Exists, NotDirectory, FileTooBig, NoSpace, NameTooLong, Gone];
+    } -> Attributes [NoEntry, Exists, NotDirectory, FileTooBig, NoSpace, NameTooLong, ReadOnly, Gone];
 }
 
 in_data!(Create, SetAttr, Lock);

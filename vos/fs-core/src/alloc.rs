@@ -5,6 +5,8 @@
 //! operation took, and blocks that were freed but whose freeing is not durable yet, or that a reader may still be
 //! reading.
 //!
+//! What a snapshot has is `held`: busy, whoever owns it or not, until no snapshot has it any more.
+//!
 //! A freed block passes through `freed` (since the last freeze), `waiting` (its checkpoint is under way or durable, but
 //! readers that began before are not done) and becomes free.
 
@@ -14,7 +16,7 @@ use std::sync::Arc;
 use vos_api::fs::{BEHIND_BYTES_MAX, BEHIND_COUNT_MAX};
 
 use crate::device::BLOCK64;
-use crate::extents::Run;
+use crate::extents::{Run, push_block};
 
 /// Blocks that one stored record of the bitmap covers.
 pub const CHUNK_BLOCKS: u64 = 8192;
@@ -44,6 +46,7 @@ pub struct Allocator {
     blocks: u64,
     owned: Bitmap,
     busy: Bitmap,
+    held: Option<Held>,
     /// Numbers that no block has.
     hidden: u64,
     free: u64,
@@ -69,6 +72,7 @@ impl Allocator {
             blocks,
             owned: Bitmap::new(blocks),
             busy: Bitmap::new(blocks),
+            held: None,
             hidden: 0,
             free: blocks,
             kept_back: 0,
@@ -261,8 +265,43 @@ impl Allocator {
             for block in run.start..run.start + run.count {
                 self.owned.clear(block);
                 self.dirty.insert(block / CHUNK_BLOCKS);
+                if !self.is_held(block) {
+                    push_block(&mut self.freed, block);
+                }
             }
-            self.freed.push(*run);
+        }
+    }
+
+    /// Whether a snapshot has it.
+    pub fn is_held(&self, block: u64) -> bool {
+        self.held.as_ref().is_some_and(|held| held.0.get(block))
+    }
+
+    /// A snapshot has what is owned now.
+    pub fn hold_owned(&mut self) {
+        let held = self.held.get_or_insert_with(|| Held::new(self.blocks));
+        for (held, owned) in held.0.words.iter_mut().zip(&self.owned.words) {
+            *held |= owned;
+        }
+    }
+
+    /// What all snapshots have together, when some are gone, or at first.
+    pub fn hold(&mut self, held: Option<Held>) {
+        let before = std::mem::replace(&mut self.held, held);
+        let words = |held: &Option<Held>, at: usize| {
+            held.as_ref().and_then(|held| held.0.words.get(at)).map_or(0, |word| *word)
+        };
+        for at in 0..self.owned.words.len() {
+            let (before, now) = (words(&before, at), words(&self.held, at));
+            let owned = self.owned.words.get(at).map_or(0, |word| *word);
+            for block in bits(at, before & !now & !owned) {
+                push_block(&mut self.freed, block);
+            }
+            for block in bits(at, now & !before) {
+                if self.busy.set(block) {
+                    self.free -= 1;
+                }
+            }
         }
     }
 
@@ -306,6 +345,38 @@ impl Allocator {
     pub fn owned_blocks(&self) -> u64 {
         self.owned.count()
     }
+}
+
+/// What snapshots have.
+pub struct Held(Bitmap);
+
+impl Held {
+    pub fn new(blocks: u64) -> Held {
+        Held(Bitmap::new(blocks))
+    }
+
+    /// Adds a stored record of one of them. `None` when it does not fit the volume.
+    pub fn add(&mut self, chunk: u64, bytes: &[u8]) -> Option<()> {
+        let from = usize::try_from(chunk).ok()?.checked_mul(CHUNK_WORDS)?;
+        let words = self.0.words.get_mut(from..from.checked_add(CHUNK_WORDS)?)?;
+        for (at, (word, bytes)) in words.iter_mut().zip(bytes.chunks_exact(8)).enumerate() {
+            let more = u64::from_le_bytes(bytes.try_into().ok()?);
+            *word |= more;
+            if bits(from + at, more).last().is_some_and(|block| block >= self.0.blocks) {
+                return None;
+            }
+        }
+        (bytes.len() == CHUNK_WORDS * 8).then_some(())
+    }
+}
+
+/// Numbers of the bits that are set in a word.
+fn bits(at: usize, mut word: u64) -> impl Iterator<Item = u64> {
+    std::iter::from_fn(move || {
+        let bit = word.trailing_zeros();
+        word &= word.wrapping_sub(1);
+        (bit < u64::BITS).then_some(at as u64 * u64::from(u64::BITS) + u64::from(bit))
+    })
 }
 
 struct Bitmap {

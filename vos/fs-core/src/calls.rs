@@ -177,6 +177,7 @@ impl Fs {
                 self.cancel_waiting(call.session, Some(cancel.sequence));
                 answer(Reply::default());
             }
+            Ok(Request::Mkdir(it)) if it.parent == api::SNAPSHOTS => self.begin_snapshot(call, answer),
             Ok(Request::Setlk(_)) => self.begin_change(call, answer, Fs::run_setlk),
             Ok(_) if api::class_of(call.op) == Some(Class::Once) => self.begin_change(call, answer, Fs::run_change),
             Ok(_) => self.begin_look(call, answer),
@@ -291,6 +292,19 @@ impl Fs {
             _ => self.leases.look(session, ino, Look::Told, self.now(), resume),
         };
         if let Err(resume) = parked {
+            resume(Go::On);
+        }
+    }
+
+    /// What anybody was answered and did not tell yet is in the snapshot, too.
+    fn begin_snapshot(self: &Arc<Fs>, call: Call, answer: Responder) {
+        let fs = self.clone();
+        let resume: Resume = Box::new(move |go| match go {
+            Go::On => fs.begin_change(call, answer, Fs::run_change),
+            Go::Fenced => answer(Reply::failed(Errno::Stale)),
+        });
+        const NOBODYS: u64 = 0;
+        if let Err(resume) = self.leases.settle(NOBODYS, None, self.now(), resume) {
             resume(Go::On);
         }
     }
@@ -560,6 +574,21 @@ impl Job {
         let job = self.clone();
         let finish = Box::new(move |result| job.conclude(result));
         self.fs.transact(growth, self.mark(), finish, work).map_err(|(errno, _)| errno)
+    }
+
+    /// As [`Job::transact`], for what is not done before the next checkpoint. Waits for both.
+    pub fn transact_and_commit(
+        self: &Arc<Job>,
+        growth: Growth,
+        work: impl FnOnce(&mut crate::txn::Txn<'_>) -> Result<Reply, Errno>,
+    ) -> Result<(), Errno> {
+        let (sender, written) = std::sync::mpsc::sync_channel(1);
+        let finish = Box::new(move |result| drop(sender.send(result)));
+        self.fs.transact(growth, self.mark(), finish, work).map_err(|(errno, _)| errno)?;
+        self.fs.log.drive();
+        let result = written.recv().unwrap_or(Err(Errno::Io));
+        self.conclude(result.and_then(|reply| self.fs.checkpoint().map(|()| reply)));
+        Ok(())
     }
 
     /// Nothing was changed. The answer may tell of changes by others, so it waits for their records too.

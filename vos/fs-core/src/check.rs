@@ -1,15 +1,17 @@
-//! Walks the whole volume and says what does not fit together. For tests and for people who fear the worst; operations
+//! Walks the whole volume, its snapshots too, and says what does not fit together. For tests and for people who fear the worst; operations
 //! must not run meanwhile.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use vos_api::fs::ROOT;
 
+use crate::base::Base;
 use crate::core::Fs;
 use crate::device::{BLOCK, BLOCK64};
 use crate::error::Errno;
 use crate::extents::{WINDOW_BLOCKS, Window};
-use crate::model::{CookieEntry, Entry, Inode, number_of, tag, window_of};
+use crate::model::{CookieEntry, Entry, Inode, key_name, key1, number_of, tag, window_of};
 use crate::store::{From, Key};
 
 /// Something that is not as it should be, in words.
@@ -23,6 +25,56 @@ const FINDINGS_MAX: usize = 100;
 pub enum Depth {
     Metadata,
     Data,
+}
+
+/// The tree as it is, or as it was for a snapshot.
+struct View<'a> {
+    fs: &'a Fs,
+    base: Arc<Base>,
+    at: Option<u64>,
+}
+
+impl View<'_> {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
+        Ok(match self.at {
+            Some(id) => self.base.get_at(id, key)?,
+            None => self.fs.store.get(key)?,
+        })
+    }
+
+    fn inode(&self, ino: u64) -> Result<Option<Inode>, Errno> {
+        Ok(self.get(&key1(tag::INODE, ino))?.map(|bytes| Inode::decode(&bytes)).transpose()?)
+    }
+
+    fn entry(&self, parent: u64, name: &[u8]) -> Result<Option<Entry>, Errno> {
+        Ok(self.get(&key_name(tag::ENTRY, parent, name))?.map(|bytes| Entry::decode(&bytes)).transpose()?)
+    }
+
+    fn each(&self, tag: u8, mut take: impl FnMut(&Key, &[u8]) -> Result<(), Errno>) -> Result<(), Errno> {
+        let (mut from, to) = (vec![tag], vec![tag + 1]);
+        loop {
+            let found = match self.at {
+                Some(id) => self.base.scan_at(id, &from, &to, SCAN_ENTRIES)?,
+                None => self.fs.store.scan(&from, &to, SCAN_ENTRIES, From::Start)?,
+            };
+            for (key, value) in &found {
+                take(key, value)?;
+            }
+            match found.last() {
+                Some((last, _)) if found.len() == SCAN_ENTRIES => {
+                    from = last.clone();
+                    from.push(0);
+                }
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// Whether nobody else is given the block.
+    fn has(&self, block: u64) -> bool {
+        let blocks = self.fs.blocks.lock();
+        if self.at.is_some() { blocks.is_held(block) } else { blocks.is_owned(block) }
+    }
 }
 
 #[derive(Default)]
@@ -44,34 +96,30 @@ struct Walk {
 impl Fs {
     /// Empty when all is well.
     pub fn check(&self, depth: Depth) -> Result<Vec<Finding>, Errno> {
+        let base = self.store.base();
+        let now = View { fs: self, base: base.clone(), at: None };
         let mut walk = Walk::default();
         for tag in [tag::INODE, tag::ENTRY, tag::COOKIE, tag::HANDLE, tag::ORPHAN, tag::EXTENTS] {
-            self.each(tag, |key, value| walk.take(self, depth, tag, key, value))?;
+            now.each(tag, |key, value| walk.take(&now, depth, tag, key, value))?;
         }
-        walk.compare_inodes();
+        walk.compare_inodes(&now);
         walk.compare_space(self);
         let counted = walk.inodes.len() as u64;
         if self.counters().inodes != counted {
             walk.find(format!("{} inodes are counted, {counted} are there", self.counters().inodes));
         }
-        Ok(walk.findings)
-    }
-
-    fn each(&self, tag: u8, mut take: impl FnMut(&Key, &[u8]) -> Result<(), Errno>) -> Result<(), Errno> {
-        let mut from = vec![tag];
-        loop {
-            let found = self.store.scan(&from, &[tag + 1], SCAN_ENTRIES, From::Start)?;
-            for (key, value) in &found {
-                take(key, value)?;
+        let mut findings = walk.findings;
+        for snapshot in base.living() {
+            let (view, mut walk) = (View { fs: self, base: base.clone(), at: Some(snapshot.id) }, Walk::default());
+            for tag in [tag::INODE, tag::ENTRY, tag::COOKIE, tag::EXTENTS] {
+                view.each(tag, |key, value| walk.take(&view, depth, tag, key, value))?;
             }
-            match found.last() {
-                Some((last, _)) if found.len() == SCAN_ENTRIES => {
-                    from = last.clone();
-                    from.push(0);
-                }
-                _ => return Ok(()),
-            }
+            walk.compare_inodes(&view);
+            let name = String::from_utf8_lossy(&snapshot.name);
+            findings.extend(walk.findings.iter().map(|finding| format!("snapshot {name}: {finding}")));
         }
+        findings.truncate(FINDINGS_MAX);
+        Ok(findings)
     }
 }
 
@@ -82,16 +130,16 @@ impl Walk {
         }
     }
 
-    fn take(&mut self, fs: &Fs, depth: Depth, tag: u8, key: &Key, value: &[u8]) -> Result<(), Errno> {
+    fn take(&mut self, view: &View<'_>, depth: Depth, tag: u8, key: &Key, value: &[u8]) -> Result<(), Errno> {
         let first = number_of(key, 0).ok_or(Errno::Io)?;
         match tag {
             tag::INODE => _ = self.inodes.insert(first, Inode::decode(value)?),
-            tag::ENTRY => self.take_entry(fs, first, key.get(9..).unwrap_or_default(), Entry::decode(value)?)?,
+            tag::ENTRY => self.take_entry(view, first, key.get(9..).unwrap_or_default(), Entry::decode(value)?)?,
             tag::COOKIE => {
                 *self.cookies.entry(first).or_default() += 1;
                 let entry = CookieEntry::decode(value)?;
                 let cookie = number_of(key, 1).ok_or(Errno::Io)?;
-                let named = fs.read_entry(first, &entry.name)?;
+                let named = view.entry(first, &entry.name)?;
                 if named != Some(Entry { ino: entry.ino, cookie, kind: entry.kind }) {
                     self.find(format!("cookie {cookie} of directory {first} and its entry differ"));
                 }
@@ -101,31 +149,37 @@ impl Walk {
                 *self.handles.entry(ino).or_default() += 1;
             }
             tag::ORPHAN => self.orphans.push(first),
-            _ => self.take_window(fs, depth, first, window_of(key).ok_or(Errno::Io)?, &Window::decode(value)?)?,
+            _ => self.take_window(view, depth, first, window_of(key).ok_or(Errno::Io)?, &Window::decode(value)?)?,
         }
         Ok(())
     }
 
-    fn take_entry(&mut self, fs: &Fs, parent: u64, name: &[u8], entry: Entry) -> Result<(), Errno> {
+    fn take_entry(&mut self, view: &View<'_>, parent: u64, name: &[u8], entry: Entry) -> Result<(), Errno> {
         *self.names.entry(entry.ino).or_default() += 1;
         *self.entries.entry(parent).or_default() += 1;
         let text = String::from_utf8_lossy(name).into_owned();
-        match fs.read_inode(entry.ino) {
-            Ok(inode) if inode.kind() != entry.kind => self.find(format!("'{text}' in {parent} has the wrong kind")),
-            Ok(inode) if inode.is_dir() => {
+        match view.inode(entry.ino)? {
+            Some(inode) if inode.kind() != entry.kind => self.find(format!("'{text}' in {parent} has the wrong kind")),
+            Some(inode) if inode.is_dir() => {
                 *self.subdirectories.entry(parent).or_default() += 1;
                 if inode.parent != parent {
                     self.find(format!("directory {} says its parent is {}, not {parent}", entry.ino, inode.parent));
                 }
             }
-            Ok(_) => (),
-            Err(Errno::Gone) => self.find(format!("'{text}' in {parent} leads to no inode ({})", entry.ino)),
-            Err(errno) => return Err(errno),
+            Some(_) => (),
+            None => self.find(format!("'{text}' in {parent} leads to no inode ({})", entry.ino)),
         }
         Ok(())
     }
 
-    fn take_window(&mut self, fs: &Fs, depth: Depth, ino: u64, number: u64, window: &Window) -> Result<(), Errno> {
+    fn take_window(
+        &mut self,
+        view: &View<'_>,
+        depth: Depth,
+        ino: u64,
+        number: u64,
+        window: &Window,
+    ) -> Result<(), Errno> {
         let Some(bytes) = self.inodes.get(&ino).map(|inode| inode.bytes) else {
             self.find(format!("extents of inode {ino}, which is not there"));
             return Ok(());
@@ -141,12 +195,12 @@ impl Walk {
             if let Some(other) = self.blocks.insert(place.block, ino) {
                 self.find(format!("block {} belongs to inodes {other} and {ino}", place.block));
             }
-            if !fs.blocks.lock().is_owned(place.block) {
+            if !view.has(place.block) {
                 self.find(format!("block {} of inode {ino} counts as free", place.block));
             }
             if depth == Depth::Data {
                 let mut data = [0; BLOCK];
-                fs.device.read(fs.layout.data_offset(place.block), &mut data)?;
+                view.fs.device.read(view.fs.layout.data_offset(place.block), &mut data)?;
                 if crc32fast::hash(&data) != place.crc {
                     self.find(format!("block {} of inode {ino} has a wrong checksum", place.block));
                 }
@@ -159,7 +213,7 @@ impl Walk {
         Ok(())
     }
 
-    fn compare_inodes(&mut self) {
+    fn compare_inodes(&mut self, view: &View<'_>) {
         let inodes = std::mem::take(&mut self.inodes);
         for (ino, inode) in &inodes {
             let names = self.names.get(ino).copied().unwrap_or(0) + u32::from(*ino == ROOT);
@@ -169,7 +223,6 @@ impl Walk {
             };
             let facts = [
                 ("links", u64::from(inode.links), u64::from(links)),
-                ("opens", u64::from(inode.opens), u64::from(self.handles.get(ino).copied().unwrap_or(0))),
                 ("blocks", inode.blocks, self.used.get(ino).copied().unwrap_or(0)),
                 ("entries", inode.entries, self.entries.get(ino).copied().unwrap_or(0)),
                 ("cookies", inode.entries, self.cookies.get(ino).copied().unwrap_or(0)),
@@ -179,8 +232,15 @@ impl Walk {
                     self.find(format!("inode {ino} says {what} {said}, found {found}"));
                 }
             }
-            if (links == 0) != self.orphans.contains(ino) {
-                self.find(format!("inode {ino} with {links} links is on the wrong side of the orphans"));
+            // Snapshots do not say who has what open.
+            if view.at.is_none() {
+                let opens = self.handles.get(ino).copied().unwrap_or(0);
+                if inode.opens != opens {
+                    self.find(format!("inode {ino} says opens {}, found {opens}", inode.opens));
+                }
+                if (links == 0) != self.orphans.contains(ino) {
+                    self.find(format!("inode {ino} with {links} links is on the wrong side of the orphans"));
+                }
             }
             if inode.is_dir() && names > 1 {
                 self.find(format!("directory {ino} has {names} names"));

@@ -13,8 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::alloc::{Allocator, Claim, Generation};
+use crate::alloc::{Allocator, CHUNK_BLOCKS, Claim, Generation, Held};
 use crate::aside::{self, Aside};
+use crate::base::Base;
 use crate::cache::Cache;
 use crate::calls::Responder;
 use crate::device::{BlockDevice, Need};
@@ -28,6 +29,7 @@ use crate::log::{Counters, Done, Log, RECORD_BYTES_MAX, Tail};
 use crate::model::{key, key1, tag};
 use crate::readahead::ReadAhead;
 use crate::sessions::Mark;
+use crate::snapshots;
 use crate::store::{Change, Key, Room, Store};
 use crate::txn::Txn;
 
@@ -117,6 +119,8 @@ pub struct Fs {
     careful_writes: AtomicU32,
     /// A writer of files was refused space by the disk's host, and none has had any since.
     is_host_full: AtomicBool,
+    /// The superblock says so.
+    has_snapshots: AtomicBool,
 }
 
 pub(crate) struct Progress {
@@ -144,8 +148,10 @@ const BEHIND_META_DIVISOR: u64 = 16;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Growth {
     Grows,
-    /// Removes or replaces; works on a full volume.
+    /// Removes or replaces; works on a full volume, unless snapshots need what was there.
     Shrinks,
+    /// Was promised, or ends what somebody had: works always.
+    Owed,
 }
 
 /// Takes the answer of an operation to whoever asked, once its record is written.
@@ -172,6 +178,7 @@ impl Fs {
         Fs {
             readahead: ReadAhead::new(device.clone(), found.layout, cache.clone(), options.readahead_threads),
             device,
+            has_snapshots: AtomicBool::new(found.layout.has_snapshots),
             layout: found.layout,
             aside: found.aside,
             store: found.store,
@@ -250,6 +257,9 @@ impl Fs {
             tracing::error!("an operation would free blocks outside the volume");
             return Err((Errno::Io, finish));
         }
+        if txn.changes_snapshots() {
+            return Err((Errno::ReadOnly, finish));
+        }
         if let Some((mark, reply)) = kept {
             let entry = self.sessions.lock().record(mark, progress.applied + 1);
             if let Some(Err(errno)) = entry.map(|entry| entry.put(&mut txn, &reply)) {
@@ -262,7 +272,7 @@ impl Fs {
 
     /// A change that nobody waits for.
     pub(crate) fn transact_quietly(&self, work: impl FnOnce(&mut Txn<'_>) -> Result<(), Errno>) -> Result<(), Errno> {
-        self.transact(Growth::Shrinks, None, Box::new(|_| ()), work).map_err(|(errno, _)| errno)
+        self.transact(Growth::Owed, None, Box::new(|_| ()), work).map_err(|(errno, _)| errno)
     }
 
     fn apply(&self, progress: &mut Progress, mut txn: Txn<'_>, done: Done) {
@@ -293,7 +303,11 @@ impl Fs {
                 return Err(errno);
             }
             let progress = self.progress.lock();
-            let fits = growth == Growth::Shrinks || self.meta_used() < self.layout.meta_limit();
+            let fits = match growth {
+                Growth::Grows => self.has_metadata(),
+                Growth::Shrinks => self.store.base().newest().is_none() || self.has_metadata(),
+                Growth::Owed => true,
+            };
             if self.log.has_room() && fits {
                 return Ok(progress);
             }
@@ -317,6 +331,10 @@ impl Fs {
 
     fn meta_used(&self) -> u64 {
         self.meta_bytes.load(Ordering::Relaxed).max(0) as u64 + self.store.pending_bytes() as u64
+    }
+
+    pub(crate) fn has_metadata(&self) -> bool {
+        self.meta_used() < self.layout.meta_limit()
     }
 
     /// Metadata grows by what was promised, which is told whatever the host says: its word goes for what comes next.
@@ -419,7 +437,7 @@ impl Fs {
 
     /// Whether there is anything a checkpoint would move.
     pub fn is_dirty(&self) -> bool {
-        self.store.active_bytes() > 0
+        self.store.active_bytes() > 0 || self.store.base().has_leaving()
     }
 
     /// Whether time must be told by [`Fs::tick`].
@@ -436,6 +454,7 @@ impl Fs {
         self.log.is_filling()
             || self.store.active_bytes() > ACTIVE_BYTES_DUE
             || self.written_bytes.load(Ordering::Relaxed) > WRITTEN_BYTES_DUE
+            || self.store.base().has_leaving()
     }
 
     /// Moves everything applied so far from the log into the metadata store, durably, so that the log's space and
@@ -449,7 +468,12 @@ impl Fs {
             let progress = self.progress.lock();
             let tail = self.log.tail_for(progress.applied);
             let mut blocks = self.blocks.lock();
-            Frozen { changes: self.store.freeze(), chunks: blocks.freeze(), tail, counters: progress.counters }
+            let changes = self.store.freeze();
+            // What is freed from here on a snapshot that this checkpoint takes still has.
+            if snapshots::are_changed(&changes) {
+                blocks.hold_owned();
+            }
+            Frozen { changes, chunks: blocks.freeze(), tail, counters: progress.counters }
         };
         self.written_bytes.store(0, Ordering::Relaxed);
         // What is committed must not name blocks whose data is still on its way.
@@ -470,8 +494,37 @@ impl Fs {
                 return Err(errno);
             }
         };
+        if snapshots::are_changed(&frozen.changes) {
+            self.hold_snapshots()?;
+        }
         self.log.advance(frozen.tail);
         self.blocks.lock().thaw();
+        Ok(())
+    }
+
+    /// Blocks that snapshots have are not used: those that a snapshot had which is gone are free with the next
+    /// checkpoint.
+    fn hold_snapshots(&self) -> Result<(), Errno> {
+        let held = held(&self.store.base(), &self.layout).inspect_err(|error| {
+            tracing::error!("what snapshots have cannot be told: {error}");
+            self.log.poison(error.errno());
+        });
+        self.blocks.lock().hold(held?);
+        Ok(())
+    }
+
+    /// Says in the superblock that there are snapshots, before there is the first one.
+    pub(crate) fn become_one_with_snapshots(&self) -> Result<(), Errno> {
+        let _alone = self.checkpointing.lock();
+        if self.has_snapshots.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let written = self.layout.with_snapshots().write(&*self.device);
+        written.map_err(|error| {
+            tracing::error!("the superblock cannot be written: {error}");
+            Errno::Io
+        })?;
+        self.has_snapshots.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -534,6 +587,20 @@ impl Reply for () {
     fn to_bytes(&self) -> Vec<u8> {
         Vec::new()
     }
+}
+
+/// What all snapshots of a volume have.
+pub(crate) fn held(base: &Base, layout: &Layout) -> Result<Option<Held>, StoreError> {
+    let mut held = None;
+    for snapshot in base.living() {
+        let held = held.get_or_insert_with(|| Held::new(layout.data_blocks));
+        for chunk in 0..layout.data_blocks.div_ceil(CHUNK_BLOCKS) {
+            if let Some(bytes) = base.get_at(snapshot.id, &key1(tag::BITMAP, chunk))? {
+                held.add(chunk, &bytes).ok_or(StoreError::Damaged("bitmap of a snapshot"))?;
+            }
+        }
+    }
+    Ok(held)
 }
 
 struct Frozen {

@@ -43,6 +43,9 @@ impl Default for Window {
 }
 
 impl Window {
+    /// Of one that is encoded: each block by itself.
+    pub const BYTES_MAX: usize = 2 + 16 * WINDOW_BLOCKS as usize;
+
     pub fn is_empty(&self) -> bool {
         self.places.iter().all(Option::is_none)
     }

@@ -8,9 +8,10 @@ use crate::error::OpenError;
 use crate::extents::Run;
 
 pub const MAGIC: [u8; 8] = *b"DVSFSvol";
-/// Of a volume that is as large as it was made; 2: of one that has grown.
+/// Of a volume that is as large as it was made; 2: of one that has grown; 3: of one that had a snapshot.
 pub const VERSION: u32 = 1;
 const VERSION_GROWN: u32 = 2;
+const VERSION_SNAPSHOTS: u32 = 3;
 
 /// Two copies, so that one bad block does not take the volume with it.
 pub const SUPERBLOCK_AT: [u64; 2] = [0, 15 * BLOCK64];
@@ -70,6 +71,8 @@ pub struct Layout {
     pub meta_bytes: u64,
     /// All numbers are below it.
     pub data_blocks: u64,
+    /// Blocks may be of snapshots: who knows of none would use them.
+    pub has_snapshots: bool,
     parts: [Part; 1 + GROWTHS_MAX],
     count: usize,
 }
@@ -107,7 +110,18 @@ impl Layout {
         let mut parts = [Part::default(); 1 + GROWTHS_MAX];
         let [first, ..] = &mut parts;
         *first = Part { meta_start, meta_bytes, data_start, data_blocks, first: 0, end: volume_bytes };
-        Ok(Layout { uuid, volume_bytes, log_start, log_bytes, meta_start, meta_bytes, data_blocks, parts, count: 1 })
+        Ok(Layout {
+            uuid,
+            volume_bytes,
+            log_start,
+            log_bytes,
+            meta_start,
+            meta_bytes,
+            data_blocks,
+            has_snapshots: false,
+            parts,
+            count: 1,
+        })
     }
 
     /// As it is on a device of so many bytes. `None`: there is nothing to be had.
@@ -126,6 +140,11 @@ impl Layout {
         next.meta_bytes += meta_bytes;
         next.data_blocks = first.checked_add(data_blocks)?;
         Some(next)
+    }
+
+    pub fn with_snapshots(mut self) -> Layout {
+        self.has_snapshots = true;
+        self
     }
 
     fn parts(&self) -> &[Part] {
@@ -192,11 +211,19 @@ impl Layout {
         Ok(())
     }
 
+    fn version(&self) -> u32 {
+        match (self.has_snapshots, self.count) {
+            (true, _) => VERSION_SNAPSHOTS,
+            (false, 1) => VERSION,
+            _ => VERSION_GROWN,
+        }
+    }
+
     fn encode(&self) -> Superblock {
         let [first, later @ ..] = &self.parts;
         let mut block = Superblock {
             magic: MAGIC,
-            version: if self.count > 1 { VERSION_GROWN } else { VERSION }.into(),
+            version: self.version().into(),
             block_bytes: (BLOCK as u32).into(),
             uuid: self.uuid,
             volume_bytes: first.end.into(),
@@ -256,12 +283,13 @@ fn decode(block: &[u8; BLOCK], bytes: u64) -> Result<Layout, OpenError> {
         return Err(OpenError::Superblocks);
     }
     let version = superblock.version.get();
-    if !(VERSION..=VERSION_GROWN).contains(&version) || superblock.block_bytes.get() != BLOCK as u32 {
-        return Err(OpenError::Version { found: version, known: VERSION_GROWN });
+    if !(VERSION..=VERSION_SNAPSHOTS).contains(&version) || superblock.block_bytes.get() != BLOCK as u32 {
+        return Err(OpenError::Version { found: version, known: VERSION_SNAPSHOTS });
     }
     let mut layout = Layout::plan(superblock.volume_bytes.get(), superblock.uuid)?;
+    layout.has_snapshots = version == VERSION_SNAPSHOTS;
     let grown = superblock.grown.iter().map(|end| end.get()).take_while(|end| *end > 0);
-    for end in grown.filter(|_| version == VERSION_GROWN) {
+    for end in grown.filter(|_| version != VERSION) {
         layout = layout.grown_to(end).ok_or(OpenError::Superblocks)?;
     }
     // Whatever else it says.

@@ -6,7 +6,9 @@
 //! - `layout`: where things lie on the volume.
 //! - `backend`: the metadata region as a file for redb.
 //! - `model`: keys and values of the metadata.
-//! - `store`: metadata: redb below, changes in memory above.
+//! - `snapshots`: numbers and records of snapshots.
+//! - `base`: metadata as the last checkpoint left it, and as it was for each snapshot.
+//! - `store`: metadata: that below, changes in memory above.
 //! - `log`: what makes changes survive.
 //! - `alloc`: which data blocks are free.
 //! - `extents`: where a file's bytes lie.
@@ -41,6 +43,7 @@
 mod alloc;
 mod aside;
 mod backend;
+mod base;
 mod cache;
 mod calls;
 mod check;
@@ -58,6 +61,7 @@ mod open;
 mod ops;
 mod readahead;
 mod sessions;
+mod snapshots;
 mod store;
 pub mod testing;
 mod txn;

@@ -21,6 +21,8 @@ pub mod tag {
     pub const INODE: u8 = b'I';
     pub const LOCKS: u8 = b'K';
     pub const STATE: u8 = b'M';
+    /// With a number, a snapshot; alone, the number of the next one.
+    pub const SNAPSHOT: u8 = b'N';
     pub const REPLY: u8 = b'R';
     pub const SESSION: u8 = b'S';
     pub const TARGET: u8 = b'T';
@@ -255,6 +257,10 @@ impl<'a> Reader<'a> {
         let (head, rest) = self.0.split_at_checked(bytes)?;
         self.0 = rest;
         Some(head)
+    }
+
+    pub fn u8(&mut self) -> Option<u8> {
+        self.take(1)?.first().copied()
     }
 
     pub fn u16(&mut self) -> Option<u16> {

@@ -13,7 +13,7 @@ use redb::{Builder, Database};
 use crate::alloc::Allocator;
 use crate::aside::Aside;
 use crate::backend::RegionBackend;
-use crate::core::{Found, Fs, Options, State};
+use crate::core::{Found, Fs, Options, State, held};
 use crate::device::{BLOCK, BLOCK64, BlockDevice};
 use crate::error::{Errno, OpenError, StoreError};
 use crate::extents::{Run, Window};
@@ -124,6 +124,7 @@ fn recover(
     let state = store.get(&key(tag::STATE))?.ok_or(OpenError::Damaged("no checkpoint record"))?;
     let state = State::decode(&state)?;
     let mut blocks = load_bitmap(&store, &layout)?;
+    blocks.hold(held(&store.base(), &layout)?);
 
     let mut counters = state.counters;
     let mut applied = state.tail.applied;

@@ -11,17 +11,16 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
-use redb::{Database, Durability, ReadOnlyTable, ReadableDatabase, TableDefinition};
+use redb::{Database, Durability};
 
+use crate::base::{Base, Writing};
 use crate::error::StoreError;
+use crate::snapshots::{is_of_snapshot, is_way_in, kept_bytes_max, way_in};
 
 pub type Key = Vec<u8>;
 /// `None`: the key is gone.
 pub type Change = Option<Vec<u8>>;
 type Changes = BTreeMap<Key, Change>;
-type Base = ReadOnlyTable<&'static [u8], &'static [u8]>;
-
-const TABLE: TableDefinition<&[u8], &[u8]> = TableDefinition::new("fs");
 /// What one entry of the memory layers costs beyond its bytes, roughly.
 const ENTRY_OVERHEAD: usize = 64;
 
@@ -32,11 +31,19 @@ pub struct Store {
 
 struct Layers {
     active: Changes,
-    active_bytes: usize,
+    active_bytes: Bytes,
     frozen: Option<Arc<Changes>>,
     /// Of what is frozen, until [`Store::counted`].
-    frozen_bytes: usize,
+    frozen_bytes: Bytes,
     base: Arc<Base>,
+}
+
+/// What changes may add to the durable layer, counted generously.
+#[derive(Clone, Copy, Default)]
+struct Bytes {
+    tree: usize,
+    /// What was there, if a snapshot needs it.
+    before: usize,
 }
 
 /// Whether the region has room for the pages that the commit before gave up, beside those of this one.
@@ -62,14 +69,29 @@ impl Store {
     /// Takes over a database, empty or not.
     pub fn new(db: Database) -> Result<Store, StoreError> {
         let write = begin_durable(&db)?;
-        write.open_table(TABLE)?;
+        Base::make(&write)?;
         write.commit()?;
-        let base = Arc::new(open_base(&db)?);
-        let layers = Layers { active: BTreeMap::new(), active_bytes: 0, frozen: None, frozen_bytes: 0, base };
+        let base = Arc::new(Base::open(&db)?);
+        let none = Bytes::default();
+        let layers = Layers { active: BTreeMap::new(), active_bytes: none, frozen: None, frozen_bytes: none, base };
         Ok(Store { db, layers: RwLock::new(layers) })
     }
 
+    /// What the last checkpoint left.
+    pub fn base(&self) -> Arc<Base> {
+        self.layers.read().base.clone()
+    }
+
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        if is_of_snapshot(key) {
+            return self.base().look(key);
+        }
+        let found = self.get_now(key)?;
+        // A file of this name that was there before there were snapshots stays where it is.
+        Ok(found.or_else(|| is_way_in(key).then(|| way_in().encode())))
+    }
+
+    fn get_now(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         let base = {
             let layers = self.layers.read();
             if let Some(change) = layers.active.get(key) {
@@ -80,11 +102,15 @@ impl Store {
             }
             layers.base.clone()
         };
-        Ok(base.get(key)?.map(|value| value.value().to_vec()))
+        Ok(base.tree().get(key)?.map(|value| value.value().to_vec()))
     }
 
     /// Up to `limit` entries with `from <= key < to`, from one end. Fewer than `limit` means that there are no more.
     pub fn scan(&self, from: &[u8], to: &[u8], limit: usize, end: From) -> Result<Vec<(Key, Vec<u8>)>, StoreError> {
+        if is_of_snapshot(from) {
+            // Only changes begin at the end.
+            return if end == From::Start { self.base().list(from, to, limit) } else { Ok(Vec::new()) };
+        }
         let mut found = Vec::new();
         let (mut low, mut high) = (from.to_vec(), to.to_vec());
         while found.len() < limit && low < high {
@@ -115,7 +141,7 @@ impl Store {
             collect(&layers.active, from, to, limit, end, &mut merged, &mut cut);
             layers.base.clone()
         };
-        let range = base.range::<&[u8]>((Bound::Included(from), Bound::Excluded(to)))?;
+        let range = base.tree().range::<&[u8]>((Bound::Included(from), Bound::Excluded(to)))?;
         let mut add = |key: &[u8], value: &[u8]| {
             merged.entry(key.to_vec()).or_insert_with(|| Some(value.to_vec()));
         };
@@ -154,25 +180,30 @@ impl Store {
     pub fn apply(&self, changes: impl IntoIterator<Item = (Key, Change)>) {
         let mut layers = self.layers.write();
         for (key, change) in changes {
-            layers.active_bytes += key.len() + change.as_ref().map_or(0, Vec::len) + ENTRY_OVERHEAD;
-            layers.active.insert(key, change);
+            layers.active_bytes.tree += key.len() + change.as_ref().map_or(0, Vec::len) + ENTRY_OVERHEAD;
+            let before = kept_bytes_max(&key);
+            if layers.active.insert(key, change).is_none() {
+                layers.active_bytes.before += before;
+            }
         }
     }
 
     /// Bytes that the next checkpoint may add, counted generously.
     pub fn active_bytes(&self) -> usize {
-        self.layers.read().active_bytes
+        self.layers.read().active_bytes.tree
     }
 
     /// Bytes that the running checkpoint and the next one may add, counted generously.
     pub fn pending_bytes(&self) -> usize {
         let layers = self.layers.read();
-        layers.active_bytes + layers.frozen_bytes
+        let kept =
+            if layers.base.newest().is_some() { layers.active_bytes.before + layers.frozen_bytes.before } else { 0 };
+        layers.active_bytes.tree + layers.frozen_bytes.tree + kept
     }
 
     /// What the last checkpoint added is counted with what is committed from now on.
     pub fn counted(&self) {
-        self.layers.write().frozen_bytes = 0;
+        self.layers.write().frozen_bytes = Bytes::default();
     }
 
     /// Sets the changes made so far aside for [`Store::commit`]. No second freeze before that.
@@ -187,28 +218,20 @@ impl Store {
 
     /// Makes the frozen changes and `extra` durable in one step. Answers by how many bytes the store grew.
     pub fn commit(&self, frozen: &Changes, extra: &Changes, room: Room) -> Result<i64, StoreError> {
-        let mut grown = 0i64;
         if room == Room::Scarce {
             begin_durable(&self.db)?.commit()?;
         }
-        let write = begin_durable(&self.db)?;
-        {
-            let mut table = write.open_table(TABLE)?;
+        let (write, base) = (begin_durable(&self.db)?, self.base());
+        let grown = {
+            let mut tables = Writing::begin(&write, &base)?;
             for (key, change) in frozen.iter().chain(extra) {
-                let old = match change {
-                    Some(value) => {
-                        grown += (key.len() + value.len()) as i64;
-                        table.insert(key.as_slice(), value.as_slice())?
-                    }
-                    None => table.remove(key.as_slice())?,
-                };
-                if let Some(old) = old {
-                    grown -= (key.len() + old.value().len()) as i64;
-                }
+                tables.apply(key, change)?;
             }
-        }
+            tables.go_on_leaving()?;
+            tables.grown
+        };
         write.commit()?;
-        let base = Arc::new(open_base(&self.db)?);
+        let base = Arc::new(Base::open(&self.db)?);
         let mut layers = self.layers.write();
         layers.base = base;
         layers.frozen = None;
@@ -222,10 +245,6 @@ fn begin_durable(db: &Database) -> Result<redb::WriteTransaction, StoreError> {
     // Without it, opening after a crash walks the whole store.
     write.set_quick_repair(true);
     Ok(write)
-}
-
-fn open_base(db: &Database) -> Result<Base, StoreError> {
-    Ok(db.begin_read()?.open_table(TABLE)?)
 }
 
 fn collect(

@@ -9,6 +9,7 @@ use crate::error::Errno;
 use crate::extents::{Run, Window, push_block};
 use crate::log::{Counters, DataWrite, Record};
 use crate::model::{Entry, Inode, key_name, key1, key2, tag};
+use crate::snapshots::{is_of_snapshot, is_way_in};
 use crate::store::{Change, From, Key, Store};
 
 pub struct Txn<'a> {
@@ -41,6 +42,11 @@ impl<'a> Txn<'a> {
             freed: self.freed,
             changes: self.changes.into_iter().collect(),
         }
+    }
+
+    /// Nothing may.
+    pub fn changes_snapshots(&self) -> bool {
+        self.changes.keys().any(|key| is_of_snapshot(key) || is_way_in(key))
     }
 
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Errno> {

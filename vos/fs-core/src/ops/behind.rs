@@ -77,7 +77,7 @@ pub(super) fn names(job: &Arc<Job>, touch: &Touch, it: Names<'_>) -> Result<(), 
     // What was promised has its room.
     let (claim, growth) = match it.marks & (api::BEHIND | api::PROMISED) {
         0 => (Claim::Normal, Growth::Grows),
-        _ => (Claim::Behind, Growth::Shrinks),
+        _ => (Claim::Behind, Growth::Owed),
     };
     let mut batch = Batch { parent: it.parent, touch, made: BTreeSet::new(), orphans: Vec::new() };
     let mut contents: Vec<Prepared> = Vec::new();

@@ -510,7 +510,7 @@ fn put(job: &Arc<Job>, ino: u64, position: Position, data: &[u8], time_ns: u64, 
     // What was promised has its room.
     let (claim, growth) = match marks & (api::BEHIND | api::PROMISED) {
         0 => (Claim::Normal, Growth::Grows),
-        _ => (Claim::Behind, Growth::Shrinks),
+        _ => (Claim::Behind, Growth::Owed),
     };
     let prepared = fs.prepare(ino, position, data, claim, Writing::Together)?;
     let result = job.transact(growth, |txn| {

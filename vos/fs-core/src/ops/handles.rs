@@ -16,8 +16,8 @@ use crate::linger::Orphan;
 use crate::locks;
 use crate::log::RECORD_BYTES_MAX;
 use crate::model::{Inode, key, key1, key2, number_of, tag};
-use crate::ops::O_TRUNC;
 use crate::ops::attr::kill_set_id_if_asked;
+use crate::ops::{O_ACCMODE, O_TRUNC, snapshots};
 use crate::sessions::is_unused;
 use crate::store::{From, Key};
 use crate::txn::Txn;
@@ -34,6 +34,9 @@ pub(super) fn open(job: &Arc<Job>, Open { marks, ino, flags, time_ns }: Open) ->
     let session = job.call.session;
     let fs = &job.fs;
     fs.leases.register(session, ino);
+    if snapshots::is_shown(ino) && flags & O_ACCMODE != 0 {
+        return Err(Errno::ReadOnly);
+    }
     let _file;
     let mut cut = super::space::Cut::default();
     if flags & O_TRUNC != 0 && fs.read_inode(ino)?.is_file() {
@@ -42,7 +45,8 @@ pub(super) fn open(job: &Arc<Job>, Open { marks, ino, flags, time_ns }: Open) ->
     }
     // A handle is small: files can be opened, and emptied, on a full volume.
     fs.leases.opened(session, ino);
-    let result = job.transact(Growth::Shrinks, |txn| {
+    let growth = if flags & O_TRUNC != 0 { Growth::Shrinks } else { Growth::Owed };
+    let result = job.transact(growth, |txn| {
         if flags & O_TRUNC != 0 && txn.inode(ino)?.is_file() {
             cut.finish(txn, ino, (time_ns != 0).then_some(time_ns))?;
             kill_set_id_if_asked(txn, ino, marks)?;
@@ -64,8 +68,11 @@ pub(crate) fn add(txn: &mut Txn<'_>, session: u64, ino: u64) -> Result<u64, Errn
     let mut inode = txn.inode(ino)?;
     let handle = txn.counters.next_handle;
     txn.counters.next_handle += 1;
-    inode.opens = inode.opens.checked_add(1).ok_or(Errno::NoSpace)?;
-    txn.put_inode(ino, &inode);
+    // What a snapshot shows does not count who has it open: it stays as long as the snapshot does.
+    if !snapshots::is_shown(ino) {
+        inode.opens = inode.opens.checked_add(1).ok_or(Errno::NoSpace)?;
+        txn.put_inode(ino, &inode);
+    }
     txn.put(key2(tag::HANDLE, session, handle), ino.to_le_bytes().to_vec());
     Ok(handle)
 }
@@ -74,7 +81,7 @@ pub(super) fn release(job: &Arc<Job>, Release { ino, handle }: Release) -> Resul
     let session = job.call.session;
     let mut orphan = None;
     let mut has_unlocked = false;
-    job.transact(Growth::Shrinks, |txn| {
+    job.transact(Growth::Owed, |txn| {
         let stored = txn.get(&key2(tag::HANDLE, session, handle))?.ok_or(Errno::BadHandle)?;
         if stored != ino.to_le_bytes() {
             return Err(Errno::BadHandle);
@@ -109,6 +116,9 @@ pub(crate) fn close(txn: &mut Txn<'_>, session: u64, handle: u64) -> Result<Opti
         Err(Errno::Gone) => return Ok(None),
         Err(errno) => return Err(errno),
     };
+    if snapshots::is_shown(ino) {
+        return Ok(None);
+    }
     inode.opens = inode.opens.saturating_sub(1);
     Ok(settle(txn, ino, &inode))
 }

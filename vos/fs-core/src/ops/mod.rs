@@ -7,6 +7,7 @@ mod dir;
 pub(crate) mod handles;
 mod names;
 mod place;
+pub(crate) mod snapshots;
 mod space;
 mod xattr;
 
@@ -21,10 +22,11 @@ use crate::core::{Fs, Growth};
 use crate::error::Errno;
 use crate::leases::{Look, Touch};
 use crate::locks::{self, Held, LockTable, UNLOCK};
-use crate::model::{Entry, Inode, key_name, key1, tag};
+use crate::model::{DIRECTORY, Entry, Inode, KIND_MASK, key_name, key1, tag};
 use crate::ops::names::{Kind, Making};
 use crate::txn::checked;
 
+const O_ACCMODE: u64 = 0o3;
 const O_TRUNC: u64 = 0o1000;
 
 /// A request that changes nothing.
@@ -48,6 +50,9 @@ pub(crate) fn read(fs: &Arc<Fs>, call: &Call) -> Result<Reply, Errno> {
 /// touch more answers [`Errno::TryAgain`].
 pub(crate) fn change(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
     if let Some(making) = Making::of(job.call.request()?)? {
+        if making.parent == api::SNAPSHOTS && making.mode & KIND_MASK == DIRECTORY {
+            return snapshots::take(job, &making);
+        }
         return names::create(job, touch, &making);
     }
     match job.call.request()? {
@@ -55,6 +60,7 @@ pub(crate) fn change(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
         Request::Unlink(Unlink { marks, parent, time_ns, name }) => {
             names::remove(job, touch, Kind::Other, (parent, name), (marks, time_ns.0))
         }
+        Request::Rmdir(it) if it.parent == api::SNAPSHOTS => snapshots::remove(job, it.name),
         Request::Rmdir(Rmdir { parent, time_ns, name }) => {
             names::remove(job, touch, Kind::Directory, (parent, name), (0, time_ns.0))
         }
@@ -208,7 +214,7 @@ fn getlk(fs: &Fs, call: &Call, it: Getlk) -> Result<Reply, Errno> {
 fn unlock_owner(job: &Arc<Job>, UnlockOwner { ino, owner }: UnlockOwner) -> Result<(), Errno> {
     let session = job.call.session;
     let mut has_changed = false;
-    job.transact(Growth::Shrinks, |txn| {
+    job.transact(Growth::Owed, |txn| {
         let mut table = locks::load(txn, ino)?;
         has_changed = table.drop_owner(session, owner);
         if has_changed {

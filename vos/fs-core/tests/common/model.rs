@@ -425,19 +425,25 @@ pub fn run(client: &mut Client, op: &Op, time: u64) -> (u32, u64) {
 
 /// The file system's whole tree as a model.
 pub fn dump(client: &Client) -> Model {
+    dump_at(client, api::ROOT)
+}
+
+/// The tree that a snapshot of this root shows, as a model: with the numbers that its inodes had.
+pub fn dump_at(client: &Client, root: u64) -> Model {
     let mut nodes = BTreeMap::new();
-    let mut open = vec![(1u64, 1u64)];
+    let mut open = vec![(root, root)];
+    let own = |ino: u64| ino & ((1 << 44) - 1);
     while let Some((ino, parent)) = open.pop() {
         let attr = client.attr(ino);
         let mode = attr.mode.get();
         let mut node = Node { mode, links: attr.links.get(), mtime: attr.mtime_ns.get(), ..Node::default() };
         match mode & KIND {
             DIR => {
-                node.parent = parent;
+                node.parent = own(parent);
                 for (name, child) in client.list(ino) {
                     assert_eq!(client.lookup(ino, &name), Some(child));
-                    assert!(node.entries.insert(name, child).is_none(), "a name twice in directory {ino}");
-                    if !nodes.contains_key(&child) {
+                    assert!(node.entries.insert(name, own(child)).is_none(), "a name twice in directory {ino}");
+                    if !nodes.contains_key(&own(child)) {
                         open.push((child, ino));
                     }
                 }
@@ -452,7 +458,7 @@ pub fn dump(client: &Client) -> Model {
             let value = client.read_call(api::GETXATTR, [ino, 0, 0], name).data;
             node.xattrs.insert(String::from_utf8(name.to_vec()).expect("a name of the test"), value);
         }
-        nodes.insert(ino, node);
+        nodes.insert(own(ino), node);
     }
     Model { nodes }
 }

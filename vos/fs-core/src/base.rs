@@ -1,0 +1,309 @@
+//! The durable layer of the metadata: what the last checkpoint committed, and what it was for each snapshot.
+//!
+//! Two tables. `fs` is the tree as it is; `before` has, for a snapshot, the values that keys of the tree had when it was
+//! taken and that a later checkpoint replaced. What was not replaced it has not: a look into a snapshot looks into its
+//! own old values, then into those of the snapshots after it, in the order in which they were taken, and then into the
+//! tree as it is. So taking a snapshot writes nothing, and a checkpoint adds to the newest one only.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use redb::{Database, ReadOnlyTable, ReadableDatabase, ReadableTable, Table, TableDefinition, WriteTransaction};
+use vos_api::fs::{ROOT, SNAPSHOTS};
+
+use crate::error::StoreError;
+use crate::model::{CookieEntry, DIRECTORY, Entry, Inode, key1, key2, number_of, tag};
+use crate::snapshots::{Snapshot, is_of_tree, split, translate};
+use crate::store::{Change, Key};
+
+const TREE: TableDefinition<&[u8], &[u8]> = TableDefinition::new("fs");
+const BEFORE: TableDefinition<&[u8], &[u8]> = TableDefinition::new("before");
+/// First byte of a value of before. What has only this was not there.
+const NOTHING: u8 = 0;
+const VALUE: u8 = 1;
+/// Old values that one checkpoint hands on, or drops, of a snapshot that was removed.
+const LEAVING_KEYS: usize = 4096;
+
+type Bytes = &'static [u8];
+type Entries = Vec<(Key, Vec<u8>)>;
+
+pub struct Base {
+    tree: ReadOnlyTable<Bytes, Bytes>,
+    before: ReadOnlyTable<Bytes, Bytes>,
+    /// In the order in which they were taken.
+    snapshots: Vec<Snapshot>,
+}
+
+impl Base {
+    /// Makes the tables of an empty database.
+    pub fn make(write: &WriteTransaction) -> Result<(), StoreError> {
+        write.open_table(TREE)?;
+        write.open_table(BEFORE)?;
+        Ok(())
+    }
+
+    pub fn open(db: &Database) -> Result<Base, StoreError> {
+        let read = db.begin_read()?;
+        let tree = read.open_table(TREE)?;
+        let mut snapshots = Vec::new();
+        for entry in tree.range::<&[u8]>(bounds(&key1(tag::SNAPSHOT, 0), &[tag::SNAPSHOT + 1]))? {
+            let (key, value) = entry?;
+            let id = number_of(key.value(), 0).ok_or(StoreError::Damaged("snapshot key"))?;
+            snapshots.push(Snapshot::decode(id, value.value())?);
+        }
+        Ok(Base { tree, before: read.open_table(BEFORE)?, snapshots })
+    }
+
+    /// The tree as it is.
+    pub fn tree(&self) -> &ReadOnlyTable<Bytes, Bytes> {
+        &self.tree
+    }
+
+    /// Those that were not removed.
+    pub fn living(&self) -> impl Iterator<Item = &Snapshot> {
+        self.snapshots.iter().filter(|snapshot| !snapshot.is_leaving)
+    }
+
+    pub fn has_leaving(&self) -> bool {
+        self.snapshots.iter().any(|snapshot| snapshot.is_leaving)
+    }
+
+    /// The snapshot whose old values what is replaced now belongs to.
+    pub fn newest(&self) -> Option<u64> {
+        // What nobody looks into needs none.
+        self.living().next()?;
+        self.snapshots.last().map(|snapshot| snapshot.id)
+    }
+
+    /// What a key had when a snapshot was taken.
+    pub fn get_at(&self, id: u64, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        for later in self.snapshots.iter().filter(|snapshot| snapshot.id >= id) {
+            if let Some(value) = self.before.get(before(later.id, key).as_slice())? {
+                return decode(value.value());
+            }
+        }
+        Ok(self.tree.get(key)?.map(|value| value.value().to_vec()))
+    }
+
+    /// Up to `limit` entries with `from <= key < to` as they were when a snapshot was taken. Fewer than `limit` means
+    /// that there are no more.
+    pub fn scan_at(&self, id: u64, from: &[u8], to: &[u8], limit: usize) -> Result<Entries, StoreError> {
+        let (mut found, mut low) = (Entries::new(), from.to_vec());
+        while found.len() < limit && low.as_slice() < to {
+            let mut round = Round { merged: BTreeMap::new(), limit, cut: None };
+            for later in self.snapshots.iter().filter(|snapshot| snapshot.id >= id) {
+                let part = self.before.range::<&[u8]>(bounds(&before(later.id, &low), &before(later.id, to)))?;
+                round.add(part, |key, value| Ok((key.get(ID_BYTES..).unwrap_or_default().to_vec(), decode(value)?)))?;
+            }
+            let part = self.tree.range::<&[u8]>(bounds(&low, to))?;
+            round.add(part, |key, value| Ok((key.to_vec(), Some(value.to_vec()))))?;
+            let Round { merged, cut, .. } = round;
+            let known = merged.into_iter().filter(|(key, _)| cut.as_ref().is_none_or(|cut| key <= cut));
+            found.extend(known.filter_map(|(key, change)| Some((key, change?))));
+            let Some(mut next) = cut else { break };
+            next.push(0);
+            low = next;
+        }
+        found.truncate(limit);
+        Ok(found)
+    }
+
+    /// A value of an inode that has a number of a snapshot, or of [`SNAPSHOTS`].
+    pub fn look(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        let Some(ino) = number_of(key, 0) else { return Ok(None) };
+        if ino == SNAPSHOTS {
+            return self.look_at_all(key);
+        }
+        let (id, ino) = split(ino);
+        if !self.living().any(|snapshot| snapshot.id == id) {
+            return Ok(None);
+        }
+        let key = with_number(key, ino);
+        self.get_at(id, &key)?.map(|value| translate(id, &key, value)).transpose()
+    }
+
+    /// The same of a range of keys of one such inode.
+    pub fn list(&self, from: &[u8], to: &[u8], limit: usize) -> Result<Entries, StoreError> {
+        let Some(number) = number_of(from, 0) else { return Ok(Entries::new()) };
+        if number == SNAPSHOTS {
+            let entries = self.living().filter(|_| from.first() == Some(&tag::COOKIE)).map(|snapshot| {
+                let value = CookieEntry::encode(snapshot.root(), DIRECTORY, &snapshot.name);
+                (key2(tag::COOKIE, SNAPSHOTS, snapshot.cookie()), value)
+            });
+            return Ok(entries.filter(|(key, _)| from <= key.as_slice() && key.as_slice() < to).take(limit).collect());
+        }
+        let (id, ino) = split(number);
+        if !self.living().any(|snapshot| snapshot.id == id) {
+            return Ok(Entries::new());
+        }
+        let end = with_number(to, number_of(to, 0).map_or(u64::MAX, |to| split(to).1));
+        let found = self.scan_at(id, &with_number(from, ino), &end, limit)?;
+        let outer = |(key, value): (Key, Vec<u8>)| {
+            let value = translate(id, &key, value)?;
+            Ok((with_number(&key, number), value))
+        };
+        found.into_iter().map(outer).collect()
+    }
+
+    /// The directory of all snapshots.
+    fn look_at_all(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        match key.first() {
+            Some(&tag::INODE) => {
+                let root = self.tree.get(key1(tag::INODE, ROOT).as_slice())?;
+                let root = root.map_or(Ok(Inode::default()), |root| Inode::decode(root.value()))?;
+                let count = self.living().count() as u32;
+                let changed_ns = self.living().map(|snapshot| snapshot.made_ns).max().unwrap_or(root.ctime_ns);
+                let inode = Inode {
+                    mode: DIRECTORY | 0o755,
+                    links: 2 + count,
+                    uid: root.uid,
+                    gid: root.gid,
+                    atime_ns: changed_ns,
+                    mtime_ns: changed_ns,
+                    ctime_ns: changed_ns,
+                    parent: ROOT,
+                    entries: count.into(),
+                    ..Inode::default()
+                };
+                Ok(Some(inode.encode()))
+            }
+            Some(&tag::ENTRY) => {
+                let name = key.get(1 + ID_BYTES..);
+                let found = self.living().find(|snapshot| Some(snapshot.name.as_slice()) == name);
+                let entry =
+                    |snapshot: &Snapshot| Entry { ino: snapshot.root(), cookie: snapshot.cookie(), kind: DIRECTORY };
+                Ok(found.map(|snapshot| entry(snapshot).encode()))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// One round of a scan over several sources, of which earlier ones count.
+struct Round {
+    merged: BTreeMap<Key, Change>,
+    limit: usize,
+    /// The nearest key at which a source was cut off: nothing behind it is known.
+    cut: Option<Key>,
+}
+
+impl Round {
+    fn add(
+        &mut self,
+        range: redb::Range<'_, Bytes, Bytes>,
+        read: impl Fn(&[u8], &[u8]) -> Result<(Key, Change), StoreError>,
+    ) -> Result<(), StoreError> {
+        let (mut count, mut last) = (0, None);
+        for entry in range.take(self.limit) {
+            let (key, value) = entry?;
+            let (key, change) = read(key.value(), value.value())?;
+            (count, last) = (count + 1, Some(key.clone()));
+            self.merged.entry(key).or_insert(change);
+        }
+        if count == self.limit {
+            self.cut = self.cut.take().into_iter().chain(last).min();
+        }
+        Ok(())
+    }
+}
+
+/// The tables while a checkpoint writes them.
+pub struct Writing<'a> {
+    tree: Table<'a, Bytes, Bytes>,
+    before: Table<'a, Bytes, Bytes>,
+    base: &'a Base,
+    /// Bytes of keys and values that came, less what went.
+    pub grown: i64,
+}
+
+impl<'a> Writing<'a> {
+    pub fn begin(write: &'a WriteTransaction, base: &'a Base) -> Result<Writing<'a>, StoreError> {
+        Ok(Writing { tree: write.open_table(TREE)?, before: write.open_table(BEFORE)?, base, grown: 0 })
+    }
+
+    /// Changes the tree. What was there is kept for the newest snapshot, if that has nothing older.
+    pub fn apply(&mut self, key: &[u8], change: &Change) -> Result<(), StoreError> {
+        let newest = self.base.newest().filter(|_| is_of_tree(key));
+        let old = match change {
+            Some(value) => {
+                self.grown += (key.len() + value.len()) as i64;
+                self.tree.insert(key, value.as_slice())?
+            }
+            None => self.tree.remove(key)?,
+        };
+        if let Some(old) = &old {
+            self.grown -= (key.len() + old.value().len()) as i64;
+        }
+        let Some(id) = newest else { return Ok(()) };
+        let old = old.map(|old| old.value().to_vec());
+        self.keep(before(id, key), encode(old.as_deref()))
+    }
+
+    fn keep(&mut self, key: Key, value: Vec<u8>) -> Result<(), StoreError> {
+        if self.before.get(key.as_slice())?.is_none() {
+            self.grown += (key.len() + value.len()) as i64;
+            self.before.insert(key.as_slice(), value.as_slice())?;
+        }
+        Ok(())
+    }
+
+    /// Goes on with the first snapshot that was removed: what it has goes to the one before it, or nowhere.
+    pub fn go_on_leaving(&mut self) -> Result<(), StoreError> {
+        let snapshots = &self.base.snapshots;
+        let Some(at) = snapshots.iter().position(|snapshot| snapshot.is_leaving) else { return Ok(()) };
+        let (earlier, [leaving, ..]) = snapshots.split_at(at) else { return Ok(()) };
+        let (from, to) = (before(leaving.id, &[]), before(leaving.id + 1, &[]));
+        let found: Result<Entries, StoreError> = self
+            .before
+            .range::<&[u8]>(bounds(&from, &to))?
+            .take(LEAVING_KEYS)
+            .map(|entry| {
+                entry.map(|(key, value)| (key.value().to_vec(), value.value().to_vec())).map_err(StoreError::from)
+            })
+            .collect();
+        let found = found?;
+        for (key, value) in &found {
+            self.grown -= (key.len() + value.len()) as i64;
+            self.before.remove(key.as_slice())?;
+            if let Some(heir) = earlier.last() {
+                self.keep(before(heir.id, key.get(ID_BYTES..).unwrap_or_default()), value.clone())?;
+            }
+        }
+        if found.len() < LEAVING_KEYS {
+            self.apply(&leaving.key(), &None)?;
+        }
+        Ok(())
+    }
+}
+
+const ID_BYTES: usize = size_of::<u64>();
+
+/// Where a snapshot has the old value of a key.
+fn before(id: u64, key: &[u8]) -> Key {
+    [&id.to_be_bytes(), key].concat()
+}
+
+fn encode(value: Option<&[u8]>) -> Vec<u8> {
+    match value {
+        Some(value) => [&[VALUE], value].concat(),
+        None => vec![NOTHING],
+    }
+}
+
+fn decode(bytes: &[u8]) -> Result<Change, StoreError> {
+    match bytes.split_first() {
+        Some((&NOTHING, [])) => Ok(None),
+        Some((&VALUE, value)) => Ok(Some(value.to_vec())),
+        _ => Err(StoreError::Damaged("value of a snapshot")),
+    }
+}
+
+/// The same key of another inode.
+fn with_number(key: &[u8], number: u64) -> Key {
+    let (tag, rest) = (key.get(..1).unwrap_or_default(), key.get(1 + ID_BYTES..).unwrap_or_default());
+    [tag, &number.to_be_bytes(), rest].concat()
+}
+
+fn bounds<'a>(from: &'a [u8], to: &'a [u8]) -> (Bound<&'a [u8]>, Bound<&'a [u8]>) {
+    (Bound::Included(from), Bound::Excluded(to))
+}

@@ -1,0 +1,378 @@
+//! A snapshot shows the tree as it was when it was taken, whatever came later, until it is removed.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::model::{Model, difference, dump, dump_at, run};
+use common::{Client, Random, attr_of, create_data, rename_data, scaled, seeds};
+use fs_core::device::BlockDevice;
+use fs_core::testing::{MemoryDevice, Recorder, Step, after_crash};
+use fs_core::{Depth, Fs, Options};
+use vos_api::fs::{self as api, SNAPSHOTS};
+use zerocopy::{FromZeros, IntoBytes};
+
+const MIB: u64 = 1 << 20;
+const VOLUME_BYTES: u64 = 256 << 20;
+const FILE: u32 = 0o100_600;
+const ENOENT: u32 = 2;
+const EEXIST: u32 = 17;
+const ENOSPC: u32 = 28;
+const EROFS: u32 = 30;
+const EMLINK: u32 = 31;
+const ENOTEMPTY: u32 = 39;
+
+fn take(client: &mut Client, name: &str) -> u64 {
+    let taken = client.make(api::MKDIR, SNAPSHOTS, name, 0o755, 5);
+    assert_eq!(taken.status, 0, "taking {name}");
+    attr_of(&taken).ino.get()
+}
+
+fn remove(client: &mut Client, name: &str) -> u32 {
+    client.change(api::RMDIR, 0, [SNAPSHOTS, 0, 9], name.as_bytes()).status
+}
+
+fn assert_sound(fs: &Arc<Fs>) {
+    assert_eq!(fs.check(Depth::Data).expect("a readable volume"), Vec::<String>::new());
+}
+
+/// Blocks that can still be had.
+fn free(client: &Client) -> u64 {
+    client.fs.checkpoint().expect("a checkpoint");
+    client.read_call(api::STATFS, [0; 3], &[]).results[1]
+}
+
+#[test]
+fn snapshots_show_what_was_whatever_comes_later() {
+    for seed in seeds(4) {
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(VOLUME_BYTES));
+        let mut random = Random::new(seed);
+        let mut model = Model::new();
+        let mut fs = Fs::open(device.clone(), Options::inline(seed)).expect("a new volume");
+        let mut client = Client::new(&fs, 7);
+        let mut taken: Vec<(String, u64, Model)> = Vec::new();
+        for number in 1..=scaled(900) {
+            let op = model.random_op(&mut random);
+            let (status, made) = run(&mut client, &op, number);
+            let expected = model.apply(&op, number, made).err().unwrap_or(0);
+            assert_eq!(status, expected, "seed {seed}, operation {number}: {op:?}");
+            match random.below(160) {
+                0 | 1 => fs.checkpoint().expect("a checkpoint"),
+                2 | 3 if taken.len() < 6 => {
+                    let name = format!("s{number}");
+                    let root = take(&mut client, &name);
+                    taken.push((name, root, model.clone()));
+                }
+                4 if !taken.is_empty() => {
+                    let (name, root, _) = taken.remove(random.below(taken.len() as u64) as usize);
+                    assert_eq!(remove(&mut client, &name), 0);
+                    assert_eq!((client.lookup(SNAPSHOTS, &name), client.lookup(root, "a")), (None, None));
+                }
+                5 => {
+                    let sequence = client.sequence;
+                    drop((client, fs));
+                    fs = Fs::open(device.clone(), Options::inline(seed + number)).expect("the same volume");
+                    fs.open_session(7, sequence).expect("the same session");
+                    client = Client { fs: fs.clone(), session: 7, sequence };
+                }
+                6 if !taken.is_empty() => {
+                    let (name, root, then) = random.pick(&taken);
+                    let found = dump_at(&client, *root);
+                    assert!(found == *then, "seed {seed}, {name} at {number}: {}", difference(&found, then));
+                }
+                _ => (),
+            }
+        }
+        let listed: Vec<(String, u64)> = client.list(SNAPSHOTS);
+        assert_eq!(listed, taken.iter().map(|(name, root, _)| (name.clone(), *root)).collect::<Vec<_>>());
+        for (name, root, then) in &taken {
+            let found = dump_at(&client, *root);
+            assert!(found == *then, "seed {seed}, {name}: {}", difference(&found, then));
+        }
+        assert_eq!(dump(&client), model, "seed {seed}");
+        assert_sound(&fs);
+    }
+}
+
+#[test]
+fn removed_snapshot_gives_its_space_back_and_leaves_what_others_need() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(VOLUME_BYTES));
+    let fs = Fs::open(device, Options::inline(1)).expect("a new volume");
+    let mut client = Client::new(&fs, 7);
+    let ino = attr_of(&client.make(api::MKNOD, 1, "file", FILE, 1)).ino.get();
+    let empty = free(&client);
+    let write = |client: &mut Client, byte: u8| {
+        assert_eq!(client.write(ino, 0, &vec![byte; MIB as usize], 1).status, 0);
+    };
+    let blocks = MIB / 4096;
+    write(&mut client, 1);
+    let first = take(&mut client, "first");
+    write(&mut client, 2);
+    let second = take(&mut client, "second");
+    write(&mut client, 3);
+    assert_eq!(free(&client), empty - 3 * blocks);
+    let in_second = client.lookup(second, "file").expect("it is there");
+    assert_eq!(remove(&mut client, "second"), 0);
+    // What only it had goes in a checkpoint, and can be used after the next one.
+    free(&client);
+    assert_eq!(free(&client), empty - 2 * blocks);
+    assert_eq!(client.read_call(api::READ, [in_second, 0, 10], &[]).status, 43, "it is gone");
+    let in_first = client.lookup(first, "file").expect("it is there");
+    assert!(client.read_all(in_first) == vec![1; MIB as usize]);
+    assert_eq!(remove(&mut client, "first"), 0);
+    free(&client);
+    assert_eq!(free(&client), empty - blocks);
+    assert!(client.read_all(ino) == vec![3; MIB as usize]);
+    assert_sound(&fs);
+}
+
+#[test]
+fn what_a_snapshot_shows_cannot_be_changed() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(VOLUME_BYTES));
+    let fs = Fs::open(device, Options::inline(1)).expect("a new volume");
+    let mut client = Client::new(&fs, 7);
+    let file = attr_of(&client.make(api::MKNOD, 1, "file", FILE, 1)).ino.get();
+    let directory = attr_of(&client.make(api::MKDIR, 1, "directory", 0o700, 1)).ino.get();
+    assert_eq!(client.make(api::MKNOD, directory, "inside", FILE, 1).status, 0);
+    assert_eq!(client.write(file, 0, b"then", 1).status, 0);
+    let before = dump(&client);
+    let root = take(&mut client, "then");
+    let shown = client.lookup(root, "file").expect("it is there");
+    let shown_directory = client.lookup(root, "directory").expect("it is there");
+    assert_eq!(client.lookup(1, ".snapshots"), Some(SNAPSHOTS));
+    assert!(client.list(1).iter().all(|(name, _)| name != ".snapshots"), "it is not listed");
+    assert_eq!(client.lookup(root, ".."), Some(SNAPSHOTS));
+    assert_eq!(client.lookup(SNAPSHOTS, ".."), Some(1));
+    assert_eq!(client.lookup(shown_directory, ".."), Some(root));
+    assert_eq!(client.lookup(root, ".snapshots"), None, "a snapshot has none");
+
+    let open = |client: &mut Client, flags: u64| client.change(api::OPEN, 0, [shown, flags, 0], &[]);
+    assert_eq!((open(&mut client, 1).status, open(&mut client, 2).status), (EROFS, EROFS));
+    assert_eq!(open(&mut client, 0o1000).status, EROFS, "O_TRUNC");
+    let opened = open(&mut client, 0);
+    assert_eq!(opened.status, 0);
+    assert_eq!(client.change(api::RELEASE, 0, [shown, opened.results[0], 0], &[]).status, 0);
+
+    let size = api::SetAttr { valid: api::valid::BYTES.into(), bytes: 1.into(), ..api::SetAttr::new_zeroed() };
+    let mode = api::SetAttr { valid: api::valid::MODE.into(), mode: 1.into(), ..api::SetAttr::new_zeroed() };
+    let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+    let symlink = [create_data("new", 0o777, 1), b"\0target".to_vec()].concat();
+    let into = |parent: u64, name: &str| rename_data(name, if parent == root { "new" } else { "other" });
+    let refused: [(&str, u16, u16, [u64; 3], Vec<u8>); 22] = [
+        ("size", api::SETATTR, 0, [shown, 5, 0], size.as_bytes().to_vec()),
+        ("mode", api::SETATTR, 0, [shown_directory, 5, 0], mode.as_bytes().to_vec()),
+        ("write", api::WRITE, 0, [shown, 0, 5], b"now".to_vec()),
+        ("xattr", api::SETXATTR, 0, [shown, 6, 5], b"user.avalue".to_vec()),
+        ("punch", api::FALLOCATE, 3, [shown, 0, 4096], words(&[5])),
+        ("copy", api::COPY_RANGE, 0, [file, shown, 0], words(&[0, 0, 4, 5])),
+        ("file", api::CREATE, 0, [root, 3, 0], create_data("new", FILE, 1)),
+        ("node", api::MKNOD, 0, [root, 3, 0], create_data("new", FILE, 1)),
+        ("directory", api::MKDIR, 0, [shown_directory, 3, 0], create_data("new", 0o700, 1)),
+        ("link", api::LINK, 0, [shown, 1, 5], b"new".to_vec()),
+        ("link there", api::LINK, 0, [file, root, 5], b"new".to_vec()),
+        ("symlink", api::SYMLINK, 0, [root, 3, 0], symlink),
+        ("unlink", api::UNLINK, 0, [root, 0, 5], b"file".to_vec()),
+        ("rmdir", api::RMDIR, 0, [root, 0, 5], b"directory".to_vec()),
+        ("move in", api::RENAME, 0, [1, root, 5], into(root, "file")),
+        ("move out", api::RENAME, 0, [root, 1, 5], into(1, "file")),
+        ("move a snapshot", api::RENAME, 0, [SNAPSHOTS, SNAPSHOTS, 5], rename_data("then", "now")),
+        ("a file beside", api::MKNOD, 0, [SNAPSHOTS, 3, 0], create_data("new", FILE, 1)),
+        ("move the way in", api::RENAME, 0, [1, 1, 5], rename_data(".snapshots", "new")),
+        ("move over it", api::RENAME, 0, [1, 1, 5], rename_data("directory", ".snapshots")),
+        ("exchange", api::RENAME, 2, [1, 1, 5], rename_data("directory", ".snapshots")),
+        ("place", api::PLACE, 0, [root, 3, 2], create_data("new", FILE, 1)),
+    ];
+    for (what, op, flags, args, data) in refused {
+        let status = client.change(op, flags, args, &data).status;
+        let is_full = status == ENOTEMPTY && ["move over it", "rmdir"].contains(&what);
+        assert!(status == EROFS || is_full, "{what}: {status}");
+    }
+    assert_eq!(client.make(api::MKDIR, 1, ".snapshots", 0o700, 5).status, EEXIST);
+    assert_ne!(client.change(api::RMDIR, 0, [1, 0, 5], b".snapshots").status, 0);
+    let found = dump_at(&client, root);
+    assert!(found == before, "{}", difference(&found, &before));
+    assert_eq!(dump(&client), before);
+    // Copied out it is a file like others.
+    assert_eq!(client.change(api::COPY_RANGE, 0, [shown, file, 0], &words(&[0, 4, 4, 6])).status, 0);
+    assert_eq!(client.read_all(file), b"thenthen");
+    assert_sound(&fs);
+}
+
+#[test]
+fn names_are_given_once_and_as_many_as_there_is_room_for() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(VOLUME_BYTES));
+    let fs = Fs::open(device, Options::inline(1)).expect("a new volume");
+    let mut client = Client::new(&fs, 7);
+    take(&mut client, "0");
+    assert_eq!(client.make(api::MKDIR, SNAPSHOTS, "0", 0o755, 5).status, EEXIST);
+    assert_eq!(remove(&mut client, "1"), ENOENT);
+    for number in 1..64 {
+        take(&mut client, &number.to_string());
+    }
+    assert_eq!(client.make(api::MKDIR, SNAPSHOTS, "64", 0o755, 5).status, EMLINK);
+    let roots: Vec<u64> = client.list(SNAPSHOTS).into_iter().map(|(_, root)| root).collect();
+    assert_eq!(remove(&mut client, "7"), 0);
+    fs.checkpoint().expect("what is left of it goes");
+    assert!(!roots.contains(&take(&mut client, "7")), "another one is not taken for the one of before");
+    let call = client.change_call(api::MKDIR, 0, [SNAPSHOTS, 1, 1], &create_data("8", 0o755, 5));
+    assert_eq!(fs.call(call.clone()).status, EEXIST);
+    assert_eq!(remove(&mut client, "8"), 0);
+    fs.checkpoint().expect("what is left of it goes");
+    let call = client.change_call(api::MKDIR, 0, [SNAPSHOTS, 1, 1], &create_data("8", 0o755, 5));
+    let first = fs.call(call.clone());
+    assert_eq!((first.status, fs.call(call)), (0, first.clone()), "asked twice, taken once");
+    assert_sound(&fs);
+}
+
+#[test]
+fn volume_full_of_what_snapshots_need_refuses_until_one_is_removed() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(64 << 20));
+    let fs = Fs::open(device.clone(), Options::inline(1)).expect("a new volume");
+    let mut client = Client::new(&fs, 7);
+    // Metadata, which is scarcer: names without data.
+    let mut count = 0;
+    let mut fill = |client: &mut Client| {
+        let before = count;
+        loop {
+            let made = client.make(api::MKNOD, 1, &format!("file {count}"), FILE, 1);
+            match made.status {
+                0 => count += 1,
+                ENOSPC => return (before, count),
+                other => panic!("errno {other}"),
+            }
+        }
+    };
+    let (_, made) = fill(&mut client);
+    for number in 0..100 {
+        assert_eq!(client.change(api::UNLINK, 0, [1, 0, 9], format!("file {number}").as_bytes()).status, 0);
+    }
+    fs.checkpoint().expect("a checkpoint");
+    take(&mut client, "full");
+    let mut unlinked = 100;
+    while client.change(api::UNLINK, 0, [1, 0, 9], format!("file {unlinked}").as_bytes()).status == 0 {
+        unlinked += 1;
+    }
+    assert!(unlinked < made, "what was there is kept, and has no room");
+    assert_eq!(client.change(api::UNLINK, 0, [1, 0, 9], format!("file {unlinked}").as_bytes()).status, ENOSPC);
+    assert_sound(&fs);
+    assert_eq!(remove(&mut client, "full"), 0);
+    while fs.is_dirty() {
+        fs.checkpoint().expect("a checkpoint");
+    }
+    for number in unlinked..made {
+        assert_eq!(client.change(api::UNLINK, 0, [1, 0, 9], format!("file {number}").as_bytes()).status, 0);
+    }
+    let (from, to) = fill(&mut client);
+    assert!(to - from > made * 9 / 10, "{} files instead of {made}", to - from);
+    assert_sound(&fs);
+}
+
+/// What happened to a snapshot, in the upper bits of a note; the lower ones are its number.
+const EVENTS: [u64; 3] = [TAKEN, REMOVING, REMOVED];
+const TAKEN: u64 = 1 << 60;
+const REMOVING: u64 = 2 << 60;
+const REMOVED: u64 = 3 << 60;
+
+struct History {
+    steps: Vec<Step>,
+    /// The tree after each operation.
+    states: Vec<Model>,
+    /// After which operation each snapshot was taken.
+    taken: Vec<usize>,
+}
+
+fn record(seed: u64, operations: u64) -> History {
+    let recorder = Arc::new(Recorder::new(64 << 20));
+    let mut random = Random::new(seed);
+    let fs = Fs::open(recorder.clone(), Options::inline(seed)).expect("a new volume");
+    let mut client = Client::new(&fs, 7);
+    let mut model = Model::new();
+    let (mut states, mut taken, mut living) = (vec![model.clone()], Vec::new(), Vec::new());
+    for number in 1..=operations {
+        let op = model.random_op(&mut random);
+        let (status, made) = run(&mut client, &op, number);
+        assert_eq!(status, model.apply(&op, number, made).err().unwrap_or(0), "seed {seed}: {op:?}");
+        states.push(model.clone());
+        match random.below(9) {
+            0 => fs.checkpoint().expect("a checkpoint"),
+            1 if living.len() < 4 => {
+                living.push(taken.len() as u64);
+                take(&mut client, &taken.len().to_string());
+                recorder.note(TAKEN | taken.len() as u64);
+                taken.push(number as usize);
+            }
+            2 if !living.is_empty() => {
+                let which = living.remove(random.below(living.len() as u64) as usize);
+                recorder.note(REMOVING | which);
+                assert_eq!(remove(&mut client, &which.to_string()), 0);
+                recorder.note(REMOVED | which);
+            }
+            _ => (),
+        }
+    }
+    History { steps: recorder.steps(), states, taken }
+}
+
+fn assert_recovers(device: MemoryDevice, history: &History, steps: &[Step], what: &str) {
+    let device: Arc<dyn BlockDevice> = Arc::new(device);
+    let mut fs = Fs::open(device.clone(), Options::inline(99)).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let happened = |event: u64| {
+        let notes = steps.iter().filter_map(|step| if let Step::Note(note) = step { Some(*note) } else { None });
+        notes.filter(move |note| note >> 60 == event >> 60).map(|note| note & !(3 << 60)).collect::<Vec<_>>()
+    };
+    let [taken, removing, removed] = EVENTS.map(happened);
+    for life in 0..2 {
+        let client = Client { fs: fs.clone(), session: 0, sequence: 0 };
+        let found = dump(&client);
+        assert!(history.states.contains(&found), "{what}");
+        let listed = client.list(SNAPSHOTS);
+        for which in taken.iter().filter(|which| !removing.contains(which)) {
+            assert!(listed.iter().any(|(name, _)| *name == which.to_string()), "{what}: snapshot {which} is lost");
+        }
+        for (name, root) in &listed {
+            let which: usize = name.parse().expect("a number");
+            assert!(!removed.contains(&(which as u64)), "{what}: snapshot {which} is back");
+            let (found, then) = (dump_at(&client, *root), &history.states[history.taken[which]]);
+            assert!(found == *then, "{what}: snapshot {which}: {}", difference(&found, then));
+        }
+        assert_eq!(fs.check(Depth::Data).expect("a readable volume"), Vec::<String>::new(), "{what}");
+        // What is written now takes nothing from them, and the next life finds the same.
+        fs.goodbye(7).expect("the old client is gone");
+        drop(client);
+        let mut client = Client::new(&fs, 8 + life);
+        let made = client.make(api::MKNOD, 1, "x", FILE, 1);
+        let ino = attr_of(&made).ino.get();
+        for at in 0..8 {
+            assert_eq!(client.write(ino, at * MIB, &[9; MIB as usize / 2], 1).status, 0, "{what}");
+            fs.checkpoint().expect("a checkpoint");
+        }
+        assert_eq!(client.change(api::UNLINK, 0, [1, 0, 9], b"x").status, 0, "{what}");
+        fs.goodbye(8 + life).expect("it is gone");
+        assert_eq!(client.fs.sync(), Ok(()));
+        drop(client);
+        drop(fs);
+        fs = Fs::open(device.clone(), Options::inline(98 - life)).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let set = api::SetAttr { valid: api::valid::MTIME.into(), ..api::SetAttr::new_zeroed() };
+        let mtime = found.nodes.get(&1).map_or(0, |root| root.mtime);
+        let set = api::SetAttr { mtime_ns: mtime.into(), ..set };
+        let mut client = Client { fs: fs.clone(), session: 0, sequence: 0 };
+        assert_eq!(client.change(api::SETATTR, 0, [1, 1, 0], set.as_bytes()).status, 0, "{what}");
+    }
+}
+
+#[test]
+fn snapshots_survive_crashes_at_any_point() {
+    for seed in seeds(2) {
+        let history = record(seed + 200, scaled(60));
+        let mut random = Random::new(seed);
+        for round in 0..scaled(120) {
+            let end = 1 + random.below(history.steps.len() as u64) as usize;
+            let steps = &history.steps[..end];
+            let percent = *random.pick(&[0, 10, 50, 90, 100]);
+            let mut luck = Random::new(seed * 1000 + round);
+            let device = after_crash(64 << 20, steps, || luck.chance(percent));
+            let what = format!("seed {seed}, round {round}, crash after step {end}, {percent} % survive");
+            assert_recovers(device, &history, steps, &what);
+        }
+    }
+}
