@@ -15,7 +15,7 @@
 
 use std::collections::HashMap;
 
-use vos_api::fs::Attr;
+use vos_api::fs::{self, Attr};
 
 use crate::behind::Change;
 
@@ -334,7 +334,9 @@ impl Memory {
         let directory = self.directories.get(&parent)?;
         let known = directory.names.get(name).copied();
         // While a name changes nobody knows whether it is there.
-        let is_none = || (directory.is_whole && !self.changing.contains_key(&parent)).then_some(None);
+        // The root does not list all that it has.
+        let is_listed = parent != fs::ROOT || name != fs::SNAPSHOTS_NAME;
+        let is_none = || (is_listed && directory.is_whole && !self.changing.contains_key(&parent)).then_some(None);
         known.or_else(is_none)
     }
 
@@ -500,6 +502,7 @@ mod tests {
         memory.learn_name(1, b"a", Some(5), at);
         memory.check_names(&touched.names, false);
         assert_eq!((memory.name(1, b"a"), memory.name(1, b"b")), (Some(Some(5)), Some(None)));
+        assert_eq!(memory.name(fs::ROOT, fs::SNAPSHOTS_NAME), None, "is not listed");
         memory.begins(&touched);
         memory.ends(&touched, &[5], memory.now());
         memory.check_names(&touched.names, true);

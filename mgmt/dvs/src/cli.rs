@@ -8,7 +8,7 @@ use client::{Contexts, Places, Wanted};
 
 use crate::commands::{
     access, alone, apply, attach, audit, cluster, completion, context, cp, daemon, dc, dev, disk, doctor, ds, events,
-    exec, import, info, inspect, internal, kill, logs, metrics, names, node, pause, port, ps, run, server, service,
+    exec, fs, import, info, inspect, internal, kill, logs, metrics, names, node, pause, port, ps, run, server, service,
     stats, stop, version, wait,
 };
 use crate::output::Format;
@@ -158,6 +158,8 @@ pub enum Command {
     Dc(dc::Command),
     #[command(subcommand)]
     Disk(disk::Command),
+    #[command(subcommand)]
+    Fs(fs::Command),
     #[command(subcommand)]
     Server(server::Command),
     #[command(subcommand)]

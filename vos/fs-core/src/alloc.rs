@@ -277,6 +277,13 @@ impl Allocator {
         self.held.as_ref().is_some_and(|held| held.0.get(block))
     }
 
+    /// Blocks that snapshots have and nobody else.
+    pub fn held_alone(&self) -> u64 {
+        let Some(held) = &self.held else { return 0 };
+        let alone = held.0.words.iter().zip(&self.owned.words).map(|(held, owned)| held & !owned);
+        alone.map(|word| u64::from(word.count_ones())).sum()
+    }
+
     /// A snapshot has what is owned now.
     pub fn hold_owned(&mut self) {
         let held = self.held.get_or_insert_with(|| Held::new(self.blocks));

@@ -115,11 +115,9 @@ impl Base {
             return self.look_at_all(key);
         }
         let (id, ino) = split(ino);
-        if !self.living().any(|snapshot| snapshot.id == id) {
-            return Ok(None);
-        }
+        let Some(snapshot) = self.living().find(|snapshot| snapshot.id == id) else { return Ok(None) };
         let key = with_number(key, ino);
-        self.get_at(id, &key)?.map(|value| translate(id, &key, value)).transpose()
+        self.get_at(id, &key)?.map(|value| translate(snapshot, &key, value)).transpose()
     }
 
     /// The same of a range of keys of one such inode.
@@ -133,13 +131,11 @@ impl Base {
             return Ok(entries.filter(|(key, _)| from <= key.as_slice() && key.as_slice() < to).take(limit).collect());
         }
         let (id, ino) = split(number);
-        if !self.living().any(|snapshot| snapshot.id == id) {
-            return Ok(Entries::new());
-        }
+        let Some(snapshot) = self.living().find(|snapshot| snapshot.id == id) else { return Ok(Entries::new()) };
         let end = with_number(to, number_of(to, 0).map_or(u64::MAX, |to| split(to).1));
         let found = self.scan_at(id, &with_number(from, ino), &end, limit)?;
         let outer = |(key, value): (Key, Vec<u8>)| {
-            let value = translate(id, &key, value)?;
+            let value = translate(snapshot, &key, value)?;
             Ok((with_number(&key, number), value))
         };
         found.into_iter().map(outer).collect()

@@ -37,7 +37,7 @@ pub mod exclusive;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use parking_lot::Mutex;
-use vos_api::fs::{ENTRY, Event, INODE, RECALL_MS, TELL};
+use vos_api::fs::{ENTRY, Event, INODE, RECALL_MS, SNAPSHOTS, TELL};
 use zerocopy::IntoBytes;
 
 use crate::calls::{Reply, Responder};
@@ -269,7 +269,9 @@ impl Leases {
     /// Registers a lease before the state it covers is read. Whether it still stands is decided by [`Leases::deliver`].
     pub fn register(&self, session: u64, ino: u64) -> Seen {
         let mut state = self.state.lock();
-        if session != 0 && !state.places.contains_key(&ino) && !state.is_taken(session, ino) {
+        // What snapshots have changes with every change of the tree: nobody keeps it.
+        let may_be_kept = session != 0 && ino != SNAPSHOTS;
+        if may_be_kept && !state.places.contains_key(&ino) && !state.is_taken(session, ino) {
             state.hold(session, ino);
         }
         let lease = state.holders.get(&ino).and_then(|holders| holders.get(&session));

@@ -114,14 +114,18 @@ pub fn split(ino: u64) -> (u64, u64) {
     ((ino & !SNAPSHOTS) >> INO_BITS, ino & ((1 << INO_BITS) - 1))
 }
 
-/// A value as whoever looks into a snapshot sees it: the numbers of inodes in it are of the snapshot, too.
-pub fn translate(id: u64, key: &[u8], value: Vec<u8>) -> Result<Vec<u8>, StoreError> {
+/// A value as whoever looks into a snapshot sees it: the numbers of inodes in it are of the snapshot, too. The root
+/// tells by its ctime when the snapshot was taken.
+pub fn translate(snapshot: &Snapshot, key: &[u8], value: Vec<u8>) -> Result<Vec<u8>, StoreError> {
+    let id = snapshot.id;
     Ok(match key.first() {
         Some(&tag::INODE) => {
             let inode = Inode::decode(&value)?;
-            let is_root = key == key1(tag::INODE, ROOT);
-            let parent = if is_root { SNAPSHOTS } else { outer(id, inode.parent) };
-            Inode { parent, ..inode }.encode()
+            let shown = match key == key1(tag::INODE, ROOT) {
+                true => Inode { parent: SNAPSHOTS, ctime_ns: snapshot.made_ns, ..inode },
+                false => Inode { parent: outer(id, inode.parent), ..inode },
+            };
+            shown.encode()
         }
         Some(&tag::ENTRY) => {
             let entry = Entry::decode(&value)?;

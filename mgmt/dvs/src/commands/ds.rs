@@ -25,7 +25,7 @@ use crate::output::Format;
 use request::{Bytes, Request};
 
 /// What a program of a container is before it becomes itself: the keeper, which is this binary.
-const OURSELVES: &str = "/proc/self/exe";
+pub const OURSELVES: &str = "/proc/self/exe";
 /// Set for every program of a container.
 const DC_VARIABLE: &str = "DVS_DC";
 /// Where programs of a container reach the broker.
@@ -264,7 +264,8 @@ fn written_down(request: &Request) -> Result<Vec<u8>, Failure> {
     Ok(line)
 }
 
-fn is_inside(dc: &str) -> bool {
+/// Whether this is a program of the container.
+pub fn is_inside(dc: &str) -> bool {
     std::env::var(DC_VARIABLE).is_ok_and(|name| name == dc) && Path::new(BROKER).exists()
 }
 

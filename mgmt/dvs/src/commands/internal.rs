@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 
 use super::import::{pack, unpack};
-use super::{Outcome, ds, man, retire};
+use super::{Outcome, ds, fs, man, retire};
 use crate::cli::Global;
 use crate::dev::machine;
 use crate::errors::Failure;
@@ -42,6 +42,9 @@ Started by `dvs import` and `dvs cp`, in the container:
 Started by `dvs ds`, in the container:
   dvs internal ds          speaks to the key-value server
 
+Started by `dvs fs`, in the container:
+  dvs internal fs          looks at the tree, takes and removes snapshots
+
 Started when a package is built:
   dvs internal man         writes the manual pages
 
@@ -62,6 +65,13 @@ pub enum Command {
         /// Standard input is one request, and the answer is for people or in the form of `--output`.
         #[arg(long)]
         one: bool,
+    },
+    /// Look at the tree, take and remove snapshots, inside a container (`dvs fs`).
+    Fs {
+        /// Its name, for messages.
+        dc: String,
+        #[command(subcommand)]
+        request: fs::inside::Request,
     },
     /// Write a manual page for each command (`cargo xtask deb`).
     Man(man::Options),
@@ -90,6 +100,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Enter(options) => machine::enter(&options),
         Command::Unpack(options) => Ok(unpack::execute(&options)),
         Command::Pack(options) => Ok(pack::execute(&options)),
+        Command::Fs { dc, request } => fs::inside::execute(global.output, &dc, &request),
         Command::Man(options) => man::execute(&options),
         Command::Retire(options) => retire::execute(global, &options),
         Command::Ds { one } => ds::speak(global.output, if one { ds::Lines::One } else { ds::Lines::All }),

@@ -18,6 +18,7 @@ pub mod ds;
 pub mod events;
 pub mod exec;
 mod follow;
+pub mod fs;
 pub mod import;
 pub mod info;
 pub mod inspect;
@@ -84,6 +85,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Apply(options) => apply::execute_apply(global, &options),
         Command::Dc(command) => dc::execute(global, command),
         Command::Disk(command) => disk::execute(global, &command),
+        Command::Fs(command) => fs::execute(global, command),
         Command::Server(command) => server::execute(global, &command),
         Command::Service(command) => service::execute(global, command),
         Command::Port(command) => port::execute(global, command),

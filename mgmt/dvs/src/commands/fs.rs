@@ -1,0 +1,132 @@
+//! `dvs fs`: the file tree of a container as a whole: its space, and snapshots of it.
+//!
+//! A snapshot is a directory that is made in `/dc/.snapshots`, so it is a process of the container that makes it, as
+//! any of its programs may (`inside.rs`). Outside, this command starts that process, which is our own binary, and
+//! passes on what it says; inside the container it does the work itself.
+
+pub mod inside;
+
+use clap::{Args, Subcommand};
+use client::Client;
+use mgmt_api::{Bytes, RootFs, RunRequest};
+
+use self::inside::Request;
+use super::ds::{OURSELVES, is_inside};
+use super::session::{Manner, converse, new_session};
+use super::tree::listen;
+use super::{Outcome, block_on, daemon, names};
+use crate::cli::Global;
+use crate::errors::{self, Failure};
+use crate::output::Format;
+use crate::pump::Ended;
+
+/// The file tree of a container: its space, and snapshots of it
+#[derive(Subcommand, Debug)]
+#[command(after_help = "\
+Examples:
+  dvs fs df shop
+  dvs fs snapshot create shop before-update
+  dvs fs snapshot ls shop")]
+pub enum Command {
+    /// Show how much room the tree has.
+    Df {
+        /// Container; it must run.
+        #[arg(add = names::containers())]
+        dc: String,
+    },
+    #[command(subcommand, visible_alias = "snapshots")]
+    Snapshot(SnapshotCommand),
+}
+
+/// Snapshots: the tree as it was
+#[derive(Subcommand, Debug)]
+#[command(after_help = "\
+A snapshot is taken in an instant, while programs run. It has all that was answered to programs on any node before, \
+also what the file server was not told yet; not what a program keeps to itself. On all nodes it is a directory that \
+nothing can change: /dc/.snapshots/NAME. Files come back from there as from any other place. What is changed or \
+removed afterwards takes its room until the snapshot is removed. A tree has at most 64.
+
+Examples:
+  dvs fs snapshot create shop before-update
+  dvs run shop -- cp -a /dc/.snapshots/before-update/www/index.html /dc/www/
+  dvs run shop -- diff -r /dc/.snapshots/before-update/etc /dc/etc
+  dvs fs snapshot rm shop before-update
+
+Programs of a container take snapshots, too: mkdir /dc/.snapshots/NAME, and rmdir.")]
+pub enum SnapshotCommand {
+    /// Keep the tree as it is now.
+    #[command(visible_alias = "take")]
+    Create(SnapshotOptions),
+    /// List snapshots, the oldest one first.
+    #[command(visible_alias = "list")]
+    Ls {
+        /// Container; it must run.
+        #[arg(add = names::containers())]
+        dc: String,
+    },
+    /// Remove a snapshot; what only it had makes room.
+    #[command(visible_alias = "delete")]
+    Rm(SnapshotOptions),
+}
+
+#[derive(Args, Debug)]
+pub struct SnapshotOptions {
+    /// Container; it must run.
+    #[arg(add = names::containers())]
+    dc: String,
+    /// Name of the snapshot, as of a file.
+    name: String,
+}
+
+pub fn execute(global: &Global, command: Command) -> Outcome {
+    let (dc, request) = match command {
+        Command::Df { dc } => (dc, Request::Df),
+        Command::Snapshot(SnapshotCommand::Create(it)) => (it.dc, Request::Take { name: it.name }),
+        Command::Snapshot(SnapshotCommand::Ls { dc }) => (dc, Request::List),
+        Command::Snapshot(SnapshotCommand::Rm(it)) => (it.dc, Request::Remove { name: it.name }),
+    };
+    request.check()?;
+    if is_inside(&dc) {
+        return inside::execute(global.output, &dc, &request);
+    }
+    let run = helper(global.output, &dc, &request);
+    let daemon = daemon(global)?;
+    let ended = block_on(async {
+        let session = new_session()?;
+        let stream = daemon.run(&dc, &run, session).await?;
+        converse(&daemon, &dc, (stream, session), Manner::Output, None).await
+    })?;
+    ended.map_err(|failure| failure.status(errors::GENERAL))
+}
+
+/// Has it done by a process of the container; what that complained about, if it failed.
+pub async fn carry_out(daemon: &Client, dc: &str, node: Option<&str>, request: &Request) -> Result<(), Failure> {
+    let run = RunRequest { node: node.map(str::to_owned), ..helper(Format::Name, dc, request) };
+    let stream = daemon.run(dc, &run, new_session()?).await?;
+    match listen(stream, None, std::io::sink()).await? {
+        (Ended::Exit(0), _) => Ok(()),
+        (_, complaints) => {
+            let failure = Failure::new(format!("the file tree of '{dc}' did not do it"));
+            Err(complaints.lines().fold(failure, Failure::because_text))
+        }
+    }
+}
+
+/// The process of the container.
+fn helper(format: Format, dc: &str, request: &Request) -> RunRequest {
+    let argv = [OURSELVES, "internal", "fs", "--output", format.as_str(), dc].into_iter().chain(request.words());
+    RunRequest {
+        argv: argv.map(Bytes::from).collect(),
+        node: None,
+        env: Vec::new(),
+        workdir: Some("/".into()),
+        root: RootFs::Host,
+        uid: 0,
+        gid: 0,
+        terminal: None,
+        interactive: false,
+        detach: false,
+        unlogged: true,
+        user: None,
+    }
+}

@@ -1,0 +1,206 @@
+//! The tree as a program of its container sees it.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+use mgmt_api::{TREE, utc};
+use serde::Serialize;
+
+use crate::commands::{Gone, Outcome, done, print, say};
+use crate::errors::Failure;
+use crate::output::{self, Format, Row};
+
+/// In the tree, where snapshots are.
+pub const SNAPSHOTS: &str = ".snapshots";
+const NAME_BYTES_MAX: usize = 255;
+/// stat(2)'s unit.
+const STAT_BLOCK: u64 = 512;
+
+/// What is asked of the tree.
+#[derive(Subcommand, Clone, PartialEq, Eq, Debug)]
+pub enum Request {
+    Df,
+    List,
+    Take { name: String },
+    Remove { name: String },
+}
+
+impl Request {
+    /// The same, as arguments.
+    pub fn words(&self) -> Vec<&str> {
+        match self {
+            Request::Df => vec!["df"],
+            Request::List => vec!["list"],
+            Request::Take { name } => vec!["take", "--", name],
+            Request::Remove { name } => vec!["remove", "--", name],
+        }
+    }
+
+    /// Whether the name can be one.
+    pub fn check(&self) -> Result<(), Failure> {
+        let (Request::Take { name } | Request::Remove { name }) = self else { return Ok(()) };
+        let is_name = !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains(['/', '\0']);
+        if is_name && name != "." && name != ".." {
+            return Ok(());
+        }
+        let failure = Failure::usage(format!("{name:?} is no name for a snapshot"));
+        Err(failure.hint("a name as of a file, without a slash, of 255 bytes at most: before-update"))
+    }
+}
+
+/// A snapshot, as people see it.
+#[derive(Serialize)]
+pub struct SnapshotView {
+    pub name: String,
+    pub taken_s: u64,
+    /// Where programs find it.
+    pub path: PathBuf,
+}
+
+impl Row for SnapshotView {
+    const HEADINGS: &'static [&'static str] = &["NAME", "TAKEN", "PATH"];
+
+    fn cells(&self) -> Vec<String> {
+        vec![self.name.clone(), utc(self.taken_s), self.path.display().to_string()]
+    }
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+}
+
+/// Room of a tree.
+#[derive(Serialize)]
+pub struct Space {
+    pub dc: String,
+    pub bytes: u64,
+    pub used_bytes: u64,
+    /// For programs.
+    pub free_bytes: u64,
+    pub files: u64,
+    /// An estimate: names have any length.
+    pub files_free: u64,
+    pub snapshots: u64,
+    /// Of what is used: what only snapshots have.
+    pub snapshot_bytes: u64,
+}
+
+impl Row for Space {
+    const HEADINGS: &'static [&'static str] = &["DC", "SIZE", "USED", "FREE", "USE", "FILES", "SNAPSHOTS", "OF THEM"];
+
+    fn cells(&self) -> Vec<String> {
+        let percent = (self.used_bytes * 100).div_ceil(self.bytes.max(1));
+        vec![
+            self.dc.clone(),
+            output::bytes(self.bytes),
+            output::bytes(self.used_bytes),
+            output::bytes(self.free_bytes),
+            format!("{percent} %"),
+            self.files.to_string(),
+            self.snapshots.to_string(),
+            output::bytes(self.snapshot_bytes),
+        ]
+    }
+
+    fn name(&self) -> String {
+        self.dc.clone()
+    }
+}
+
+pub fn execute(format: Format, dc: &str, request: &Request) -> Outcome {
+    let directory = Path::new(TREE).join(SNAPSHOTS);
+    match request {
+        Request::List => {
+            let all = all(dc, &directory)?;
+            print(|out| output::list(out, format, &all))
+        }
+        Request::Df => {
+            let space = space(dc, &directory)?;
+            print(|out| output::list(out, format, &[space]))
+        }
+        Request::Take { name } => {
+            let path = directory.join(name);
+            fs::create_dir(&path).map_err(|cause| not_taken(dc, name, &cause))?;
+            say(&format!("snapshot '{name}' of '{dc}' is taken: {}", path.display()));
+            done(format, &view(name.clone(), path).map_err(|cause| not_read(dc, &cause))?)
+        }
+        Request::Remove { name } => {
+            fs::remove_dir(directory.join(name)).map_err(|cause| not_removed(dc, name, &cause))?;
+            say(&format!("snapshot '{name}' of '{dc}' is removed"));
+            done(format, &Gone::new(name))
+        }
+    }
+}
+
+fn all(dc: &str, directory: &Path) -> Result<Vec<SnapshotView>, Failure> {
+    let read = || -> io::Result<Vec<SnapshotView>> {
+        let mut all = Vec::new();
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            match view(entry.file_name().to_string_lossy().into_owned(), entry.path()) {
+                Ok(view) => all.push(view),
+                // It was removed meanwhile.
+                Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
+                Err(cause) => return Err(cause),
+            }
+        }
+        Ok(all)
+    };
+    read().map_err(|cause| not_read(dc, &cause))
+}
+
+fn view(name: String, path: PathBuf) -> io::Result<SnapshotView> {
+    let taken_s = u64::try_from(fs::metadata(&path)?.ctime()).unwrap_or(0);
+    Ok(SnapshotView { name, taken_s, path })
+}
+
+fn space(dc: &str, directory: &Path) -> Result<Space, Failure> {
+    let tree = rustix::fs::statvfs(TREE).map_err(|cause| not_read(dc, &cause))?;
+    let snapshots = fs::metadata(directory).map_err(|cause| not_read(dc, &cause))?;
+    Ok(Space {
+        dc: dc.to_owned(),
+        bytes: tree.f_blocks * tree.f_frsize,
+        used_bytes: (tree.f_blocks - tree.f_bfree.min(tree.f_blocks)) * tree.f_frsize,
+        free_bytes: tree.f_bavail * tree.f_frsize,
+        files: tree.f_files - tree.f_ffree.min(tree.f_files),
+        files_free: tree.f_favail,
+        snapshots: snapshots.nlink().saturating_sub(2),
+        snapshot_bytes: snapshots.blocks() * STAT_BLOCK,
+    })
+}
+
+fn not_read(dc: &str, cause: &dyn std::error::Error) -> Failure {
+    let failure = Failure::new(format!("the file tree of '{dc}' cannot be looked at")).because(cause);
+    failure.hint(format!("dvs dc inspect {dc}"))
+}
+
+fn not_taken(dc: &str, name: &str, cause: &io::Error) -> Failure {
+    use rustix::io::Errno;
+    let failure = Failure::new(format!("snapshot '{name}' of '{dc}' was not taken"));
+    let other = format!("dvs fs snapshot rm {dc} NAME");
+    match cause.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::EXIST) => failure.because_text("there is one of this name").hint("another name"),
+        Some(Errno::MLINK) => failure.because_text("there are 64, which is as many as there can be").hint(other),
+        Some(Errno::NOSPC) => failure.because_text("the tree has no room for it").hint(format!("dvs fs df {dc}")),
+        Some(Errno::NOTDIR) => {
+            let why = format!("the tree has a file or directory of its own called {SNAPSHOTS}");
+            failure.because_text(why).hint(format!("rename it: dvs run {dc} -- mv {TREE}/{SNAPSHOTS} {TREE}/other"))
+        }
+        Some(Errno::NOENT) => {
+            failure.because_text("its file server, or the file gate of the node, is of an earlier release").hint(format!("dvs restart {dc}"))
+        }
+        _ => failure.because(cause).hint(format!("dvs dc inspect {dc}")),
+    }
+}
+
+fn not_removed(dc: &str, name: &str, cause: &io::Error) -> Failure {
+    let failure = Failure::new(format!("snapshot '{name}' of '{dc}' was not removed"));
+    let list = format!("dvs fs snapshot ls {dc}");
+    match cause.kind() {
+        io::ErrorKind::NotFound => failure.because_text("there is none of this name").hint(list),
+        _ => failure.because(cause).hint(list),
+    }
+}
