@@ -277,6 +277,11 @@ impl Allocator {
         self.held.as_ref().is_some_and(|held| held.0.get(block))
     }
 
+    /// Whether there are snapshots.
+    pub fn holds(&self) -> bool {
+        self.held.is_some()
+    }
+
     /// Blocks that snapshots have and nobody else.
     pub fn held_alone(&self) -> u64 {
         let Some(held) = &self.held else { return 0 };

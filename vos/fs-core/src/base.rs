@@ -8,7 +8,9 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use redb::{Database, ReadOnlyTable, ReadableDatabase, ReadableTable, Table, TableDefinition, WriteTransaction};
+use redb::{
+    AccessGuard, Database, ReadOnlyTable, ReadableDatabase, ReadableTable, Table, TableDefinition, WriteTransaction,
+};
 use vos_api::fs::{ROOT, SNAPSHOTS};
 
 use crate::error::StoreError;
@@ -253,9 +255,7 @@ impl<'a> Writing<'a> {
             .before
             .range::<&[u8]>(bounds(&from, &to))?
             .take(LEAVING_KEYS)
-            .map(|entry| {
-                entry.map(|(key, value)| (key.value().to_vec(), value.value().to_vec())).map_err(StoreError::from)
-            })
+            .map(|entry| entry.map(owned).map_err(StoreError::from))
             .collect();
         let found = found?;
         for (key, value) in &found {
@@ -270,6 +270,79 @@ impl<'a> Writing<'a> {
         }
         Ok(())
     }
+}
+
+/// Keys of the tree that are changed back together.
+const BACK_KEYS: usize = 1024;
+
+impl Writing<'_> {
+    /// Makes the tree what it was when a snapshot was taken, with nobody in it: no sessions, handles and locks. Later
+    /// snapshots stay what they are. Answers the number of inodes.
+    pub fn go_back(&mut self, id: u64) -> Result<u64, StoreError> {
+        let mut low: Key = Vec::new();
+        loop {
+            let mut round = Round { merged: BTreeMap::new(), limit: BACK_KEYS, cut: None };
+            for later in self.base.snapshots.iter().filter(|snapshot| snapshot.id >= id) {
+                let end = before(later.id + 1, &[]);
+                let part = self.before.range::<&[u8]>(bounds(&before(later.id, &low), &end))?;
+                round.add(part, |key, value| Ok((key.get(ID_BYTES..).unwrap_or_default().to_vec(), decode(value)?)))?;
+            }
+            let Round { merged, cut, .. } = round;
+            for (key, change) in merged.iter().filter(|(key, _)| cut.as_ref().is_none_or(|cut| *key <= cut)) {
+                self.apply(key, change)?;
+            }
+            let Some(mut next) = cut else { break };
+            next.push(0);
+            low = next;
+        }
+        for tag in [tag::HANDLE, tag::LOCKS, tag::ORPHAN, tag::SESSION, tag::REPLY] {
+            self.remove_all(tag)?;
+        }
+        self.leave_alone()
+    }
+
+    fn remove_all(&mut self, tag: u8) -> Result<(), StoreError> {
+        loop {
+            let found = self.part(&[tag], &[tag + 1])?;
+            for (key, _) in &found {
+                self.apply(key, &None)?;
+            }
+            if found.len() < BACK_KEYS {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Nobody has an inode open any more. Answers how many there are.
+    fn leave_alone(&mut self) -> Result<u64, StoreError> {
+        let (mut low, mut count) = (vec![tag::INODE], 0);
+        loop {
+            let found = self.part(&low, &[tag::INODE + 1])?;
+            for (key, value) in &found {
+                let inode = Inode::decode(value)?;
+                count += 1;
+                if inode.links == 0 {
+                    let ino = number_of(key, 0).ok_or(StoreError::Damaged("inode key"))?;
+                    self.apply(&key1(tag::ORPHAN, ino), &Some(Vec::new()))?;
+                }
+                if inode.opens > 0 {
+                    self.apply(key, &Some(Inode { opens: 0, ..inode }.encode()))?;
+                }
+            }
+            let Some((last, _)) = found.last().filter(|_| found.len() == BACK_KEYS) else { return Ok(count) };
+            low.clone_from(last);
+            low.push(0);
+        }
+    }
+
+    fn part(&self, from: &[u8], to: &[u8]) -> Result<Entries, StoreError> {
+        let range = self.tree.range::<&[u8]>(bounds(from, to))?.take(BACK_KEYS);
+        range.map(|entry| entry.map(owned).map_err(StoreError::from)).collect()
+    }
+}
+
+fn owned((key, value): (AccessGuard<'_, Bytes>, AccessGuard<'_, Bytes>)) -> (Key, Vec<u8>) {
+    (key.value().to_vec(), value.value().to_vec())
 }
 
 const ID_BYTES: usize = size_of::<u64>();

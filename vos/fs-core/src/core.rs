@@ -19,7 +19,7 @@ use crate::base::Base;
 use crate::cache::Cache;
 use crate::calls::Responder;
 use crate::device::{BlockDevice, Need};
-use crate::error::{Errno, StoreError};
+use crate::error::{Errno, OpenError, StoreError};
 use crate::extents::Run;
 use crate::layout::Layout;
 use crate::leases::Leases;
@@ -48,9 +48,19 @@ const MARK_BYTES: usize = 128;
 /// Data up to this length travels with its record. Longer data takes longer than the round trip that this saves.
 const TOGETHER_BYTES_MAX: usize = 64 << 10;
 
+/// Somebody wants the tree back as it was when a snapshot was taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GoBack {
+    /// Of the wish: one that was heeded is not heeded again, nor are earlier ones.
+    pub number: u64,
+    /// Of the snapshot, as its name says in `.snapshots`.
+    pub name: Vec<u8>,
+}
+
 /// Runs work on another thread, or at once.
 pub type Spawn = Arc<dyn Fn(Box<dyn FnOnce() + Send>) + Send + Sync>;
 
+#[derive(Clone)]
 pub struct Options {
     /// Clean data kept in memory.
     pub cache_bytes: usize,
@@ -72,6 +82,8 @@ pub struct Options {
     pub made_ns: u64,
     /// Owner and group of the root directory, likewise.
     pub made_by: (u32, u32),
+    /// What is done before anything else, once. Nobody may use the tree meanwhile.
+    pub go_back: Option<GoBack>,
 }
 
 impl Options {
@@ -89,6 +101,7 @@ impl Options {
             now_ms: 0,
             made_ns: 0,
             made_by: (0, 0),
+            go_back: None,
         }
     }
 }
@@ -528,6 +541,31 @@ impl Fs {
         Ok(())
     }
 
+    /// Heeds a wish, after a checkpoint and before anything else. `true`: the tree is another one, and what this object
+    /// knows of it is not.
+    pub(crate) fn go_back(&self, wish: &GoBack) -> Result<bool, OpenError> {
+        let heeded = self.store.get(&key(tag::WISH))?.and_then(|bytes| crate::model::Reader(&bytes).u64()).unwrap_or(0);
+        if heeded >= wish.number {
+            return Ok(false);
+        }
+        let base = self.store.base();
+        let Some(snapshot) = base.living().find(|snapshot| snapshot.name == wish.name) else {
+            tracing::error!(name = %String::from_utf8_lossy(&wish.name), "there is no such snapshot to go back to");
+            return Ok(false);
+        };
+        let progress = self.progress.lock();
+        let (tail, before) = (self.log.tail_for(progress.applied), progress.counters);
+        let meta_bytes = self.meta_bytes.load(Ordering::Relaxed);
+        let extra = |inodes, grown| {
+            let state = State { tail, counters: Counters { inodes, ..before }, meta_bytes: meta_bytes + grown };
+            let wish = Some(wish.number.to_le_bytes().to_vec());
+            [(key(tag::STATE), Some(state.encode())), (key(tag::WISH), wish)].into()
+        };
+        self.store.go_back(snapshot.id, extra)?;
+        tracing::warn!(name = %String::from_utf8_lossy(&wish.name), "the tree is as it was then");
+        Ok(true)
+    }
+
     /// Everything completed before is durable afterwards.
     pub fn sync(&self) -> Result<(), Errno> {
         self.log.settle()?;
@@ -659,7 +697,6 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::OpenError;
     use crate::extents::{Place, Window};
     use crate::log::Record;
     use crate::model::{Inode, key2};

@@ -68,7 +68,7 @@ mod txn;
 
 pub use calls::{Call, Reply, Responder};
 pub use check::{Depth, Finding};
-pub use core::{Fs, Options, Spawn};
+pub use core::{Fs, GoBack, Options, Spawn};
 pub use error::{Errno, OpenError, StoreError};
 pub use layout::VOLUME_BYTES_MIN;
 pub use sessions::{AWAY_MS_MAX, End};

@@ -25,6 +25,8 @@ pub mod tag {
     pub const SNAPSHOT: u8 = b'N';
     pub const REPLY: u8 = b'R';
     pub const SESSION: u8 = b'S';
+    /// The last wish to go back that was heeded.
+    pub const WISH: u8 = b'W';
     pub const TARGET: u8 = b'T';
     pub const XATTR: u8 = b'X';
     pub const ORPHAN: u8 = b'Z';

@@ -38,9 +38,30 @@ impl Fs {
         };
         let aside = Arc::new(Aside::new(device.clone(), layout));
         // redb trusts its pages: what it makes of damaged ones may be a panic.
-        catch_unwind(AssertUnwindSafe(|| recover(device, layout, aside, options)))
+        catch_unwind(AssertUnwindSafe(|| recover_as_wished(device, layout, aside, options)))
             .unwrap_or_else(|_| Err(OpenError::Metadata("its pages make no sense".into())))
     }
+}
+
+/// Goes back to a snapshot first, if that is wished and can be.
+fn recover_as_wished(
+    device: Arc<dyn BlockDevice>,
+    layout: Layout,
+    aside: Arc<Aside>,
+    options: Options,
+) -> Result<Arc<Fs>, OpenError> {
+    let begin = |options| recover(device.clone(), layout, aside.clone(), options);
+    let after = Options { go_back: None, ..options.clone() };
+    let Some(wish) = options.go_back.clone() else { return begin(after)?.begin() };
+    let fs = begin(options)?;
+    match fs.go_back(&wish) {
+        Ok(false) => return fs.begin(),
+        Ok(true) => {}
+        // The store takes nothing more; what it has is as before.
+        Err(error) => tracing::error!(%error, "the tree stays as it is, and is not as it was for the snapshot"),
+    }
+    drop(fs);
+    begin(after)?.begin()
 }
 
 /// Takes what the device has more than the volume. It is of the volume once both superblocks say so: until then nobody
@@ -159,9 +180,16 @@ fn recover(
     let found = Found { layout, aside, store, log, blocks, counters, applied, meta_bytes: state.meta_bytes };
     let fs = Arc::new(Fs::new(device, options, found));
     fs.checkpoint().map_err(broken)?;
-    fs.restore_sessions().map_err(broken)?;
-    fs.reap_orphans().map_err(broken)?;
     Ok(fs)
+}
+
+impl Fs {
+    /// What is left to be done for those who used the volume before.
+    fn begin(self: Arc<Fs>) -> Result<Arc<Fs>, OpenError> {
+        self.restore_sessions().map_err(broken)?;
+        self.reap_orphans().map_err(broken)?;
+        Ok(self)
+    }
 }
 
 fn broken(errno: Errno) -> OpenError {

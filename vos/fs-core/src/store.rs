@@ -239,6 +239,22 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Makes the tree what it was when a snapshot was taken, and true of it what `extra` makes of the number of inodes
+    /// and of the bytes by which the store grew. Nothing may be changed in memory.
+    pub fn go_back(&self, id: u64, extra: impl FnOnce(u64, i64) -> Changes) -> Result<(), StoreError> {
+        let (write, base) = (begin_durable(&self.db)?, self.base());
+        {
+            let mut tables = Writing::begin(&write, &base)?;
+            let inodes = tables.go_back(id)?;
+            for (key, change) in &extra(inodes, tables.grown) {
+                tables.apply(key, change)?;
+            }
+        }
+        Ok(write.commit()?)
+    }
+}
+
 fn begin_durable(db: &Database) -> Result<redb::WriteTransaction, StoreError> {
     let mut write = db.begin_write()?;
     write.set_durability(Durability::Immediate)?;

@@ -8,7 +8,7 @@ use common::model::{Model, difference, dump, dump_at, run};
 use common::{Client, Random, attr_of, create_data, rename_data, scaled, seeds};
 use fs_core::device::BlockDevice;
 use fs_core::testing::{MemoryDevice, Recorder, Step, after_crash};
-use fs_core::{Depth, Fs, Options};
+use fs_core::{Depth, Fs, GoBack, Options};
 use vos_api::fs::{self as api, SNAPSHOTS};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -90,6 +90,90 @@ fn snapshots_show_what_was_whatever_comes_later() {
             assert!(found == *then, "seed {seed}, {name}: {}", difference(&found, then));
         }
         assert_eq!(dump(&client), model, "seed {seed}");
+        assert_sound(&fs);
+    }
+}
+
+fn open_as_wished(device: &Arc<dyn BlockDevice>, seed: u64, number: u64, name: &str) -> Arc<Fs> {
+    let wish = GoBack { number, name: name.as_bytes().to_vec() };
+    Fs::open(device.clone(), Options { go_back: Some(wish), ..Options::inline(seed) }).expect("the volume opens")
+}
+
+#[test]
+fn tree_goes_back_to_any_snapshot_and_all_snapshots_stay() {
+    for seed in seeds(4) {
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(VOLUME_BYTES));
+        let mut random = Random::new(seed + 40);
+        let mut model = Model::new();
+        let mut fs = Fs::open(device.clone(), Options::inline(seed)).expect("a new volume");
+        let mut client = Client::new(&fs, 7);
+        let mut taken: Vec<(String, u64, Model)> = Vec::new();
+        for number in 1..=scaled(700) {
+            let op = model.random_op(&mut random);
+            let (status, made) = run(&mut client, &op, number);
+            assert_eq!(status, model.apply(&op, number, made).err().unwrap_or(0), "seed {seed}, {number}: {op:?}");
+            match random.below(70) {
+                0 => fs.checkpoint().expect("a checkpoint"),
+                1 if taken.len() < 8 => {
+                    let name = format!("s{number}");
+                    let root = take(&mut client, &name);
+                    taken.push((name, root, model.clone()));
+                }
+                2 if !taken.is_empty() => {
+                    let (name, _, then) = random.pick(&taken).clone();
+                    drop((client, fs));
+                    fs = open_as_wished(&device, seed + number, number, &name);
+                    model = then;
+                    client = Client::new(&fs, 100 + number);
+                    let found = dump(&client);
+                    assert!(found == model, "seed {seed}, {name} at {number}: {}", difference(&found, &model));
+                    assert_sound(&fs);
+                }
+                3 if taken.len() > 3 => {
+                    let (name, ..) = taken.remove(random.below(taken.len() as u64) as usize);
+                    assert_eq!(remove(&mut client, &name), 0);
+                }
+                _ => (),
+            }
+        }
+        for (name, root, then) in &taken {
+            let found = dump_at(&client, *root);
+            assert!(found == *then, "seed {seed}, {name}: {}", difference(&found, then));
+        }
+        assert_sound(&fs);
+    }
+}
+
+#[test]
+fn wish_to_go_back_is_heeded_once_and_whoever_had_something_has_it_no_more() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(VOLUME_BYTES));
+    let fs = Fs::open(device.clone(), Options::inline(1)).expect("a new volume");
+    let mut client = Client::new(&fs, 7);
+    let empty = free(&client);
+    let ino = attr_of(&client.make(api::MKNOD, 1, "file", FILE, 1)).ino.get();
+    assert_eq!(client.write(ino, 0, &[1; MIB as usize], 1).status, 0);
+    assert_eq!(client.change(api::OPEN, 0, [ino, 2, 0], &[]).status, 0);
+    assert_eq!(client.change(api::UNLINK, 0, [1, 0, 9], b"file").status, 0);
+    take(&mut client, "then");
+    assert_eq!(client.make(api::MKNOD, 1, "later", FILE, 1).status, 0);
+    drop((client, fs));
+
+    let fs = open_as_wished(&device, 2, 5, "then");
+    let mut client = Client::new(&fs, 8);
+    assert_eq!(client.lookup(1, "later"), None);
+    assert!(fs.open_session(7, 3).is_err(), "it was in the tree that is no more");
+    assert_eq!(client.make(api::MKNOD, 1, "after", FILE, 1).status, 0);
+    assert_eq!(remove(&mut client, "then"), 0);
+    fs.checkpoint().expect("a checkpoint");
+    assert_eq!(free(&client), empty, "what only the dead had is gone");
+    take(&mut client, "then");
+    assert_sound(&fs);
+    drop((client, fs));
+
+    for (number, name) in [(5, "then"), (4, "then"), (6, "never")] {
+        let fs = open_as_wished(&device, 3, number, name);
+        let client = Client { fs: fs.clone(), session: 0, sequence: 0 };
+        assert!(client.lookup(1, "after").is_some(), "{number} is over, and {name} is or is not there");
         assert_sound(&fs);
     }
 }
@@ -373,6 +457,44 @@ fn snapshots_survive_crashes_at_any_point() {
             let device = after_crash(64 << 20, steps, || luck.chance(percent));
             let what = format!("seed {seed}, round {round}, crash after step {end}, {percent} % survive");
             assert_recovers(device, &history, steps, &what);
+        }
+    }
+}
+
+#[test]
+fn wish_to_go_back_survives_crashes_at_any_point() {
+    let recorder = Arc::new(Recorder::new(64 << 20));
+    let mut random = Random::new(3);
+    let mut model = Model::new();
+    let fs = Fs::open(recorder.clone(), Options::inline(1)).expect("a new volume");
+    let mut client = Client::new(&fs, 7);
+    let (mut then, mut root) = (model.clone(), 0);
+    for number in 1..=120 {
+        let op = model.random_op(&mut random);
+        let (status, made) = run(&mut client, &op, number);
+        assert_eq!(status, model.apply(&op, number, made).err().unwrap_or(0));
+        if number == 60 {
+            root = take(&mut client, "then");
+            then = model.clone();
+        }
+    }
+    assert_eq!(fs.sync(), Ok(()));
+    drop((client, fs));
+    let from = recorder.steps().len();
+    let device: Arc<dyn BlockDevice> = recorder.clone();
+    drop(open_as_wished(&device, 2, 1, "then"));
+    let steps = recorder.steps();
+    for end in from..=steps.len() {
+        for percent in [0, 50, 100] {
+            let mut luck = Random::new(end as u64 * 100 + percent);
+            let device: Arc<dyn BlockDevice> = Arc::new(after_crash(64 << 20, &steps[..end], || luck.chance(percent)));
+            let fs = open_as_wished(&device, 3, 1, "then");
+            let client = Client { fs: fs.clone(), session: 0, sequence: 0 };
+            let found = dump(&client);
+            assert!(found == then, "after step {end}, {percent} %: {}", difference(&found, &then));
+            let found = dump_at(&client, root);
+            assert!(found == then, "after step {end}, {percent} %: {}", difference(&found, &then));
+            assert_sound(&fs);
         }
     }
 }

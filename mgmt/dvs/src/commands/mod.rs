@@ -51,6 +51,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use client::Client;
 use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::{Command, Global};
 use crate::errors::Failure;
@@ -180,6 +181,22 @@ pub fn done(format: Format, item: &impl Row) -> Outcome {
 pub fn say(text: &str) {
     // Standard error may be closed; then nobody wants to know.
     let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// Somebody wants us to end; `hint`: what there is to know then.
+pub async fn interruption(hint: &str) -> Failure {
+    let heeded = |kind| async move {
+        match signal(kind) {
+            Ok(mut arrivals) => _ = arrivals.recv().await,
+            Err(_) => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = heeded(SignalKind::interrupt()) => (),
+        () = heeded(SignalKind::terminate()) => (),
+        () = heeded(SignalKind::hangup()) => (),
+    }
+    Failure::new("interrupted").hint(hint)
 }
 
 /// What there was, by its name.

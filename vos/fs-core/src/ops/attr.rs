@@ -105,11 +105,12 @@ fn kill_set_id(inode: &mut Inode) {
 }
 
 pub(super) fn statfs(fs: &Fs) -> Result<Reply, Errno> {
-    // What lingers makes room as soon as that is needed.
     let (lingering, lingering_blocks) = fs.lingering.lock().sizes();
     let (blocks, free) = {
         let blocks = fs.blocks.lock();
-        (blocks.blocks(), blocks.available().saturating_add(lingering_blocks).min(blocks.blocks()))
+        // What lingers makes room as soon as that is needed, unless a snapshot may have it.
+        let soon = if blocks.holds() { 0 } else { lingering_blocks };
+        (blocks.blocks(), blocks.available().saturating_add(soon).min(blocks.blocks()))
     };
     // Files that linger are not there for anybody who counts.
     let (files, files_free) = (fs.counters().inodes.saturating_sub(lingering), fs.files_free());

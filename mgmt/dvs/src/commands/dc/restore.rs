@@ -8,13 +8,12 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use client::{AfterCreate, BeforeDelete, Client, Data, Unpacked};
 use mgmt_api::{DcSpec, TREE};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::super::apply;
 use super::super::ds::whole;
 use super::super::tree::{Progress, judge, transfer};
-use super::super::{Outcome, block_on, daemon, done, names, say};
+use super::super::{Outcome, block_on, daemon, done, interruption, names, say};
 use super::backup::Contents;
 use super::backup::form::{End, FormError, Reader};
 use super::create::place_disk;
@@ -86,7 +85,7 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
     let end = block_on(async {
         let made = tokio::select! {
             made = make(&daemon, &spec, reader, options, &is_made) => made,
-            interrupted = interruption() => Err(interrupted),
+            interrupted = interruption("the same again; nothing of it is left") => Err(interrupted),
         };
         if let (Err(failure), true) = (&made, is_made.get()) {
             daemon.delete_dc(&dc, BeforeDelete::Stop, Data::Remove).await.map_err(|left| {
@@ -191,22 +190,6 @@ async fn fill(daemon: &Client, dc: &str, reader: Reader<BufReader<Source>>, opti
             read.map_err(|cause| failed().because(&cause).hint("again"))
         }
     }
-}
-
-/// Somebody wants us to end.
-async fn interruption() -> Failure {
-    let heeded = |kind| async move {
-        match signal(kind) {
-            Ok(mut arrivals) => _ = arrivals.recv().await,
-            Err(_) => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        () = heeded(SignalKind::interrupt()) => (),
-        () = heeded(SignalKind::terminate()) => (),
-        () = heeded(SignalKind::hangup()) => (),
-    }
-    Failure::new("interrupted").hint("the same again; nothing of it is left")
 }
 
 #[cfg(test)]

@@ -189,9 +189,9 @@ fn not_taken(dc: &str, name: &str, cause: &io::Error) -> Failure {
             let why = format!("the tree has a file or directory of its own called {SNAPSHOTS}");
             failure.because_text(why).hint(format!("rename it: dvs run {dc} -- mv {TREE}/{SNAPSHOTS} {TREE}/other"))
         }
-        Some(Errno::NOENT) => {
-            failure.because_text("its file server, or the file gate of the node, is of an earlier release").hint(format!("dvs restart {dc}"))
-        }
+        Some(Errno::NOENT) => failure
+            .because_text("its file server, or the file gate of the node, is of an earlier release")
+            .hint(format!("dvs restart {dc}")),
         _ => failure.because(cause).hint(format!("dvs dc inspect {dc}")),
     }
 }
