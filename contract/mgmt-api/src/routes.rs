@@ -255,7 +255,9 @@ routes! {
         &[truth("force", "Stop it first."), truth("keep_data", "Leave the images of its disks.")], None
         => Answer::Nothing;
         "Deletes a container."
-    DcStart "dc-start": Post DC_START OPERATOR, Changes, &[], None => Answer::One("Dc");
+    DcStart "dc-start": Post DC_START OPERATOR, Changes,
+        &[text("snapshot", "Its tree is what it was for this snapshot, before anything else. Of a stopped container.")], None
+        => Answer::One("Dc");
         "Starts a container; answered when every node of it runs it."
     DcStop "dc-stop": Post DC_STOP OPERATOR, Changes,
         &[number("grace_ms", "Between SIGTERM and SIGKILL, in milliseconds; 10,000.")], None => Answer::One("Dc");

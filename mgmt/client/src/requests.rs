@@ -275,6 +275,12 @@ impl Client {
         self.json(Method::POST, &named(path::DC_START, &[("dc", dc)]), NONE, ACT_SECONDS).await
     }
 
+    /// Its tree is what it was for a snapshot.
+    pub async fn start_dc_as_it_was(&self, dc: &str, snapshot: &str) -> Result<Dc, Error> {
+        let path = format!("{}?snapshot={}", named(path::DC_START, &[("dc", dc)]), escape(snapshot));
+        self.json(Method::POST, &path, NONE, ACT_SECONDS).await
+    }
+
     pub async fn stop_dc(&self, dc: &str, grace_ms: Option<u64>) -> Result<Dc, Error> {
         let query = grace_ms.map(|ms| format!("?grace_ms={ms}")).unwrap_or_default();
         let path = format!("{}{query}", named(path::DC_STOP, &[("dc", dc)]));

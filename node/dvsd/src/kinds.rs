@@ -81,6 +81,10 @@ pub enum Setting {
     Seats,
     /// First uid of the container's programs.
     UidBase,
+    /// The snapshot to which its tree is to go back. It is not: not told.
+    GoBackTo,
+    /// The number of that wish. Likewise.
+    GoBackNumber,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -195,7 +199,12 @@ pub static KINDS: &[Kind] = &[
         ends: (Stage::Settled, 0),
         uid_slot: 0,
         arguments: &["server", "fs"],
-        options: &[("disk", Setting::EndpointOf("disk")), ("disk_epoch", Setting::EpochOf("disk"))],
+        options: &[
+            ("disk", Setting::EndpointOf("disk")),
+            ("disk_epoch", Setting::EpochOf("disk")),
+            ("go_back", Setting::GoBackTo),
+            ("go_back_number", Setting::GoBackNumber),
+        ],
         descriptors: &[("lost", Source::LostSeats)],
         serving: None,
         pid_namespace: PidNamespace::Own,

@@ -143,6 +143,17 @@ pub struct DcRecord {
     /// as long as no node came or went: then a node's position is its seat.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub seats: BTreeMap<String, usize>,
+    /// Its tree is to be what it was for a snapshot before anybody uses it; until it is stopped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub go_back: Option<GoBack>,
+}
+
+/// A wish, as its file server is told.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct GoBack {
+    /// Other than of the one before: it is heeded once.
+    pub number: u64,
+    pub snapshot: String,
 }
 
 /// As it is kept. A record without a placement is of a daemon that wrote the nodes it had chosen into the description:
@@ -161,17 +172,20 @@ struct StoredDc {
     paused: bool,
     #[serde(default)]
     seats: BTreeMap<String, usize>,
+    #[serde(default)]
+    go_back: Option<GoBack>,
 }
 
 impl From<StoredDc> for DcRecord {
     fn from(stored: StoredDc) -> DcRecord {
-        let StoredDc { id, spec, placement, desired, generation, created_s, endpoints, paused, seats } = stored;
+        let StoredDc { id, spec, placement, desired, generation, created_s, endpoints, paused, seats, go_back } =
+            stored;
         let placement = placement.unwrap_or_else(|| {
             // Without promises: by that `ledger::adopt` knows it.
             let instances = placer::instances(&spec, &kinds::known_at(FIRST_FORMAT), &Accounts::new());
             Placement { instances, promised: BTreeMap::new() }
         });
-        DcRecord { id, spec, placement, desired, generation, created_s, endpoints, paused, seats }
+        DcRecord { id, spec, placement, desired, generation, created_s, endpoints, paused, seats, go_back }
     }
 }
 

@@ -51,7 +51,7 @@ const TOGETHER_BYTES_MAX: usize = 64 << 10;
 /// Somebody wants the tree back as it was when a snapshot was taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GoBack {
-    /// Of the wish: one that was heeded is not heeded again, nor are earlier ones.
+    /// Of the wish: the last one that was heeded is not heeded again. Not 0.
     pub number: u64,
     /// Of the snapshot, as its name says in `.snapshots`.
     pub name: Vec<u8>,
@@ -541,17 +541,17 @@ impl Fs {
         Ok(())
     }
 
-    /// Heeds a wish, after a checkpoint and before anything else. `true`: the tree is another one, and what this object
-    /// knows of it is not.
+    /// Heeds a wish, after a checkpoint and before anything else. `true`: the tree is another one, of which this object
+    /// knows nothing.
     pub(crate) fn go_back(&self, wish: &GoBack) -> Result<bool, OpenError> {
         let heeded = self.store.get(&key(tag::WISH))?.and_then(|bytes| crate::model::Reader(&bytes).u64()).unwrap_or(0);
-        if heeded >= wish.number {
+        if heeded == wish.number {
             return Ok(false);
         }
         let base = self.store.base();
+        let name = String::from_utf8_lossy(&wish.name).into_owned();
         let Some(snapshot) = base.living().find(|snapshot| snapshot.name == wish.name) else {
-            tracing::error!(name = %String::from_utf8_lossy(&wish.name), "there is no such snapshot to go back to");
-            return Ok(false);
+            return Err(OpenError::NoSnapshot(name));
         };
         let progress = self.progress.lock();
         let (tail, before) = (self.log.tail_for(progress.applied), progress.counters);
@@ -561,8 +561,10 @@ impl Fs {
             let wish = Some(wish.number.to_le_bytes().to_vec());
             [(key(tag::STATE), Some(state.encode())), (key(tag::WISH), wish)].into()
         };
-        self.store.go_back(snapshot.id, extra)?;
-        tracing::warn!(name = %String::from_utf8_lossy(&wish.name), "the tree is as it was then");
+        if let Err(cause) = self.store.go_back(snapshot.id, extra) {
+            return Err(OpenError::GoBack { name, cause });
+        }
+        tracing::warn!(snapshot = name, "the tree is as it was then");
         Ok(true)
     }
 

@@ -70,6 +70,14 @@ pub enum OpenError {
     Metadata(String),
     #[error("the metadata is damaged: {0}")]
     Damaged(&'static str),
+    #[error("the tree has no snapshot '{0}' to go back to")]
+    NoSnapshot(String),
+    #[error("the tree cannot go back to snapshot '{name}'; it is as it was")]
+    GoBack {
+        name: String,
+        #[source]
+        cause: StoreError,
+    },
     #[error("reading or writing the volume failed")]
     Device(#[from] DeviceError),
     #[error("the metadata store failed")]

@@ -54,11 +54,8 @@ fn recover_as_wished(
     let after = Options { go_back: None, ..options.clone() };
     let Some(wish) = options.go_back.clone() else { return begin(after)?.begin() };
     let fs = begin(options)?;
-    match fs.go_back(&wish) {
-        Ok(false) => return fs.begin(),
-        Ok(true) => {}
-        // The store takes nothing more; what it has is as before.
-        Err(error) => tracing::error!(%error, "the tree stays as it is, and is not as it was for the snapshot"),
+    if !fs.go_back(&wish)? {
+        return fs.begin();
     }
     drop(fs);
     begin(after)?.begin()

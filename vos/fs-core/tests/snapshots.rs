@@ -8,7 +8,7 @@ use common::model::{Model, difference, dump, dump_at, run};
 use common::{Client, Random, attr_of, create_data, rename_data, scaled, seeds};
 use fs_core::device::BlockDevice;
 use fs_core::testing::{MemoryDevice, Recorder, Step, after_crash};
-use fs_core::{Depth, Fs, GoBack, Options};
+use fs_core::{Depth, Fs, GoBack, OpenError, Options};
 use vos_api::fs::{self as api, SNAPSHOTS};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -170,12 +170,13 @@ fn wish_to_go_back_is_heeded_once_and_whoever_had_something_has_it_no_more() {
     assert_sound(&fs);
     drop((client, fs));
 
-    for (number, name) in [(5, "then"), (4, "then"), (6, "never")] {
-        let fs = open_as_wished(&device, 3, number, name);
-        let client = Client { fs: fs.clone(), session: 0, sequence: 0 };
-        assert!(client.lookup(1, "after").is_some(), "{number} is over, and {name} is or is not there");
-        assert_sound(&fs);
-    }
+    let never = GoBack { number: 6, name: b"never".to_vec() };
+    let refused = Fs::open(device.clone(), Options { go_back: Some(never), ..Options::inline(3) }).err();
+    assert!(matches!(refused, Some(OpenError::NoSnapshot(name)) if name == "never"));
+    let fs = open_as_wished(&device, 3, 5, "then");
+    let client = Client { fs: fs.clone(), session: 0, sequence: 0 };
+    assert!(client.lookup(1, "after").is_some(), "it was heeded before");
+    assert_sound(&fs);
 }
 
 #[test]

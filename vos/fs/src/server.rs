@@ -1,7 +1,8 @@
 //! The process: from its spawn record to a service, and from requests to calls.
 //!
 //! Spawn record: options `disk` (endpoint number of the volume) and `disk_epoch` (of its placement), `cache_bytes`
-//! (clean data kept in memory), `made_by_uid` and `made_by_gid` (of the root directory when it makes one); descriptor
+//! (clean data kept in memory), `made_by_uid` and `made_by_gid` (of the root directory when it makes one), `go_back` (name
+//! of the snapshot to go back to before anything else) and `go_back_number` (of that wish, which is heeded once); descriptor
 //! `lost` (which nodes are lost, whose gates need not be waited for).
 //!
 //! Nothing is answered while the volume is not held (`hold.rs`). The loop only hands over: workers execute. What never
@@ -22,7 +23,7 @@ use vos_api::fs as api;
 use vos_rt::{Boot, ClientId, Failure, Handle, Hello, HelloReply, Kind, Request, Service, WorkerPool, run};
 
 use fs_core::device::BlockDevice;
-use fs_core::{Call, Fs, Options, Reply};
+use fs_core::{Call, Fs, GoBack, Options, Reply};
 
 use crate::disk::DiskDevice;
 use crate::hold::Hold;
@@ -57,7 +58,10 @@ fn open(boot: &mut Boot) -> Result<FsService, Failure> {
     let device = DiskDevice::open(DiskClient::new(session), boot.handle.clone())?;
     let maker = |name| boot.spawn.option_as(name, |number| u32::try_from(number).ok());
     let made_by = (maker("made_by_uid")?.unwrap_or(0), maker("made_by_gid")?.unwrap_or(0));
-    let service = FsService::open_or_make(Arc::new(device), cache_bytes as usize, boot.handle.clone(), made_by)?;
+    let number = boot.spawn.option_u64("go_back_number")?.unwrap_or(0);
+    let go_back = boot.spawn.option_str("go_back")?.map(|name| GoBack { number, name: name.as_bytes().to_vec() });
+    let opening = Opening { cache_bytes: cache_bytes as usize, made_by, go_back };
+    let service = FsService::open_as(Arc::new(device), boot.handle.clone(), opening)?;
     let mut lost = boot.spawn.take_fd("lost").map(|page| LostSeats { page, known: 0 });
     fence_seats(&service.fs, lost.as_mut().map_or(0, LostSeats::since)).map_err(|errno| errno.to_string())?;
     Ok(FsService { lost, ..service })
@@ -114,6 +118,15 @@ pub struct FsService {
     _parked: Parked,
 }
 
+/// How a volume is opened.
+#[derive(Default)]
+pub struct Opening {
+    pub cache_bytes: usize,
+    /// Owner and group of the root directory when the volume is made.
+    pub made_by: (u32, u32),
+    pub go_back: Option<GoBack>,
+}
+
 /// What is parked has the file system, which has what is parked: it goes with the service.
 struct Parked(Arc<Fs>);
 
@@ -126,15 +139,14 @@ impl Drop for Parked {
 impl FsService {
     /// Opens the volume on `device` and gets ready to serve it.
     pub fn open(device: Arc<dyn BlockDevice>, cache_bytes: usize, handle: Handle) -> Result<FsService, Failure> {
-        FsService::open_or_make(device, cache_bytes, handle, (0, 0))
+        FsService::open_as(device, handle, Opening { cache_bytes, ..Opening::default() })
     }
 
-    /// Likewise. `made_by`: owner and group of the root directory when the volume is made.
-    pub fn open_or_make(
+    /// Likewise.
+    pub fn open_as(
         device: Arc<dyn BlockDevice>,
-        cache_bytes: usize,
         handle: Handle,
-        made_by: (u32, u32),
+        Opening { cache_bytes, made_by, go_back }: Opening,
     ) -> Result<FsService, Failure> {
         let pool = Arc::new(WorkerPool::new("fs", WORKERS)?);
         let mut seed = [0; 16];
@@ -162,6 +174,7 @@ impl FsService {
             now_ms: 0,
             made_ns: unix_time_ns(),
             made_by,
+            go_back,
         };
         let now = Instant::now();
         let fs = Fs::open(Arc::clone(&device), options)?;

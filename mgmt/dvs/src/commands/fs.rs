@@ -8,13 +8,14 @@ pub mod inside;
 
 use clap::{Args, Subcommand};
 use client::Client;
-use mgmt_api::{Bytes, RootFs, RunRequest};
+use mgmt_api::{Bytes, DcPhase, RootFs, RunRequest};
 
 use self::inside::Request;
+use super::dc::view;
 use super::ds::{OURSELVES, is_inside};
 use super::session::{Manner, converse, new_session};
 use super::tree::listen;
-use super::{Outcome, block_on, daemon, names};
+use super::{Outcome, block_on, daemon, names, print, say};
 use crate::cli::Global;
 use crate::errors::{self, Failure};
 use crate::output::Format;
@@ -50,6 +51,7 @@ Examples:
   dvs fs snapshot create shop before-update
   dvs run shop -- cp -a /dc/.snapshots/before-update/www/index.html /dc/www/
   dvs run shop -- diff -r /dc/.snapshots/before-update/etc /dc/etc
+  dvs fs snapshot restore shop before-update      the whole tree
   dvs fs snapshot rm shop before-update
 
 Programs of a container take snapshots, too: mkdir /dc/.snapshots/NAME, and rmdir.")]
@@ -67,6 +69,25 @@ pub enum SnapshotCommand {
     /// Remove a snapshot; what only it had makes room.
     #[command(visible_alias = "delete")]
     Rm(SnapshotOptions),
+    Restore(RestoreOptions),
+}
+
+/// Have the whole tree as it was
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The container is stopped, its tree becomes what it was, and it is started again, with its services. What was changed since then is \
+lost, unless another snapshot has it: take one first. All snapshots stay, later ones too. It is done before \
+anything of the container uses the tree, whole or not at all. Keys of dvs ds and other disks stay as they are.
+
+Examples:
+  dvs fs snapshot restore shop before-update
+  dvs fs snapshot create shop now && dvs fs snapshot restore shop before-update     with a way back")]
+pub struct RestoreOptions {
+    /// Seconds between TERM and KILL of its programs [default: 10].
+    #[arg(short, long, value_name = "SECONDS")]
+    time: Option<u32>,
+    #[command(flatten)]
+    snapshot: SnapshotOptions,
 }
 
 #[derive(Args, Debug)]
@@ -84,6 +105,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Snapshot(SnapshotCommand::Create(it)) => (it.dc, Request::Take { name: it.name }),
         Command::Snapshot(SnapshotCommand::Ls { dc }) => (dc, Request::List),
         Command::Snapshot(SnapshotCommand::Rm(it)) => (it.dc, Request::Remove { name: it.name }),
+        Command::Snapshot(SnapshotCommand::Restore(it)) => return restore(global, &it),
     };
     request.check()?;
     if is_inside(&dc) {
@@ -99,17 +121,54 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
     ended.map_err(|failure| failure.status(errors::GENERAL))
 }
 
+fn restore(global: &Global, options: &RestoreOptions) -> Outcome {
+    let RestoreOptions { time, snapshot: SnapshotOptions { dc, name } } = options;
+    let request = Request::Find { name: name.clone() };
+    request.check()?;
+    if is_inside(dc) {
+        let failure = Failure::usage(format!("container '{dc}' cannot stop itself"));
+        return Err(failure.hint("from a node, or single files: cp -a"));
+    }
+    let daemon = daemon(global)?;
+    let started = block_on(async {
+        let there = daemon.dc(dc).await?;
+        if there.phase != DcPhase::Stopped {
+            // Before programs are ended for nothing.
+            carry_out(&daemon, dc, None, &request).await?;
+            daemon.stop_dc(dc, time.map(|seconds| u64::from(seconds) * 1000)).await?;
+        }
+        Ok::<_, Failure>(daemon.start_dc_as_it_was(dc, name).await?)
+    })??;
+    say(&format!("container '{dc}' runs on {}, its tree as it was for '{name}'", started.spec.nodes.join(", ")));
+    print(|out| view::changed(out, global.output, &started))
+}
+
 /// Has it done by a process of the container; what that complained about, if it failed.
 pub async fn carry_out(daemon: &Client, dc: &str, node: Option<&str>, request: &Request) -> Result<(), Failure> {
     let run = RunRequest { node: node.map(str::to_owned), ..helper(Format::Name, dc, request) };
     let stream = daemon.run(dc, &run, new_session()?).await?;
     match listen(stream, None, std::io::sink()).await? {
         (Ended::Exit(0), _) => Ok(()),
-        (_, complaints) => {
-            let failure = Failure::new(format!("the file tree of '{dc}' did not do it"));
-            Err(complaints.lines().fold(failure, Failure::because_text))
+        (_, complaints) => Err(said(dc, &complaints)),
+    }
+}
+
+/// A failure, as the process in the container printed it.
+fn said(dc: &str, complaints: &str) -> Failure {
+    let mut lines = complaints.lines();
+    let what = lines.next().and_then(|line| line.strip_prefix("dvs: "));
+    let mut failure = match what {
+        Some(what) => Failure::new(what),
+        None => Failure::new(format!("the file tree of '{dc}' did not answer")),
+    };
+    for line in lines {
+        match (line.strip_prefix("  because: "), line.strip_prefix("  try: ")) {
+            (Some(cause), _) => failure = failure.because_text(cause),
+            (_, Some(hint)) => failure = failure.hint(hint),
+            _ => failure = failure.because_text(line),
         }
     }
+    failure
 }
 
 /// The process of the container.

@@ -141,6 +141,11 @@ pub fn demand_later_disks(level: u64) -> Result<(), ErrorBody> {
     if level >= records::FORMAT { Ok(()) } else { Err(unknown_to_some("disks that are made, or made larger, later")) }
 }
 
+/// Likewise.
+pub fn demand_snapshots(level: u64) -> Result<(), ErrorBody> {
+    if level >= records::FORMAT { Ok(()) } else { Err(unknown_to_some("trees that go back to a snapshot")) }
+}
+
 fn unknown_to_some(what: &str) -> ErrorBody {
     ErrorBody::new(ErrorKind::Conflict, format!("the cluster knows no {what}"))
         .because("daemons of an earlier release are in it")

@@ -27,7 +27,7 @@ use crate::ledger::{self, Booking, Change};
 use crate::level;
 use crate::placer;
 use crate::reconcile::share::Share;
-use crate::records::{self, DcRecord, DcView, Desired, Images, NodeHealth, NodeRecord, NodeWish, ShareRecord};
+use crate::records::{self, DcRecord, DcView, Desired, GoBack, Images, NodeHealth, NodeRecord, NodeWish, ShareRecord};
 use crate::services;
 use crate::space;
 use crate::spec;
@@ -51,6 +51,12 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 pub struct CreateQuery {
     #[serde(default)]
     start: bool,
+}
+
+#[derive(Deserialize)]
+pub struct StartQuery {
+    /// As its tree was for it.
+    snapshot: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -128,8 +134,12 @@ async fn take_back(api: &Arc<Api>, made: &DcView) {
     }
 }
 
-pub async fn start(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result<Json<Dc>, Failure> {
-    Ok(Json(start_and_wait(&api, &dc).await?))
+pub async fn start(
+    State(api): State<Arc<Api>>,
+    Path(dc): Path<String>,
+    Query(query): Query<StartQuery>,
+) -> Result<Json<Dc>, Failure> {
+    Ok(Json(start_and_wait(&api, &dc, query.snapshot).await?))
 }
 
 pub async fn stop(
@@ -409,6 +419,7 @@ fn write_record(
             endpoints: spec::share_endpoints(spec.nodes.len()),
             paused: false,
             seats: BTreeMap::new(),
+            go_back: None,
         };
         booking.compares.extend(id.compares.into_iter().chain([Compare::Absent { key: key.clone() }]));
         booking.ops.extend(id.ops.into_iter().chain([Op::put(&*key, records::encode(&record))]));
@@ -451,17 +462,28 @@ fn name_taken(dc: &str) -> Failure {
 /// Writes what should be. The same wish again changes nothing, unless it was answered by a failure: then it is a new
 /// one, because the old answer says nothing about what is tried from now on.
 async fn wish(api: &Arc<Api>, dc: &str, desired: Desired) -> Result<DcView, Failure> {
-    wish_of(api, dc, None, desired).await
+    wish_of(api, dc, None, desired, None).await
 }
 
-/// The same for who has just read it.
-async fn wish_of(api: &Arc<Api>, dc: &str, mut known: Option<DcView>, desired: Desired) -> Result<DcView, Failure> {
+/// The same for who has just read it. `snapshot`: its tree is to be as it was for it.
+async fn wish_of(
+    api: &Arc<Api>,
+    dc: &str,
+    mut known: Option<DcView>,
+    desired: Desired,
+    snapshot: Option<String>,
+) -> Result<DcView, Failure> {
     let (api, dc) = (Arc::clone(api), dc.to_owned());
     blocking(move || {
         let engine = &*api.context.engine;
         loop {
             let read = || records::dc_view(engine, &dc)?.ok_or_else(|| no_such_dc(&dc));
             let mut view = known.take().map_or_else(read, Ok)?;
+            let wished = view.record.go_back.as_ref().map(|wish| &wish.snapshot);
+            if let Some(snapshot) = snapshot.as_ref().filter(|snapshot| wished != Some(*snapshot)) {
+                demand_stopped(&view, snapshot)?;
+                changes::demand_snapshots(level::of(engine)?)?;
+            }
             if view.record.desired == desired && !has_failed(&view) {
                 return Ok(view);
             }
@@ -473,6 +495,7 @@ async fn wish_of(api: &Arc<Api>, dc: &str, mut known: Option<DcView>, desired: D
                 ));
             }
             view.record.desired = desired;
+            view.record.go_back = snapshot.clone().map(|snapshot| GoBack { number: records::now_ms(), snapshot });
             // What stands still does not end.
             view.record.paused &= desired == Desired::Running;
             if records::renew_dc(engine, &mut view)? {
@@ -481,6 +504,16 @@ async fn wish_of(api: &Arc<Api>, dc: &str, mut known: Option<DcView>, desired: D
         }
     })
     .await
+}
+
+/// Programs do not have another tree from one moment to the next.
+fn demand_stopped(view: &DcView, snapshot: &str) -> Result<(), Failure> {
+    if phase(view) == DcPhase::Stopped {
+        return Ok(());
+    }
+    let dc = &view.record.spec.name;
+    let body = ErrorBody::new(ErrorKind::Conflict, format!("container '{dc}' is not stopped"));
+    Err(body.hint(format!("dvs fs snapshot restore {dc} {snapshot}, which stops it")).into())
 }
 
 /// Whether some node has said that the newest wish cannot be.
@@ -493,10 +526,10 @@ fn has_failed(view: &DcView) -> bool {
 
 /// A start that fails leaves the container stopped, as it was: whoever was refused is not surprised by a container that
 /// starts later, when the reason is gone. One that was to run before goes on trying.
-async fn start_and_wait(api: &Arc<Api>, dc: &str) -> Result<Dc, Failure> {
+async fn start_and_wait(api: &Arc<Api>, dc: &str, snapshot: Option<String>) -> Result<Dc, Failure> {
     let before = api.dc(dc).await?;
     demand_all_alive(api, &before, "cannot start").await?;
-    let wished = wish_of(api, dc, Some(before.clone()), Desired::Running).await?;
+    let wished = wish_of(api, dc, Some(before.clone()), Desired::Running, snapshot).await?;
     match await_start(api, &wished).await {
         Err(failed) if before.record.desired != Desired::Running => {
             Err(withdraw(api, &wished, before.record.desired, failed).await)
@@ -545,6 +578,7 @@ fn replace_wish(
         let there = records::dc_view(engine, dc)?.filter(|view| view.record.generation == generation);
         let Some(mut view) = there else { return Ok(None) };
         view.record.desired = desired;
+        view.record.go_back = None;
         if records::renew_dc(engine, &mut view)? {
             return Ok(Some(view));
         }

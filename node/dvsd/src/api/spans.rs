@@ -320,6 +320,7 @@ mod tests {
             endpoints: spec::share_endpoints(nodes.len()),
             paused: false,
             seats: BTreeMap::new(),
+            go_back: None,
         }
     }
 

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::plan::Part;
 use crate::kinds::{CALLS, KINDS, Kind, Setting};
 use crate::placer;
-use crate::records::{DcRecord, Desired};
+use crate::records::{DcRecord, Desired, GoBack};
 use crate::spec;
 
 #[derive(Clone, PartialEq, Debug)]
@@ -28,6 +28,8 @@ pub struct Share {
     pub endpoints: Range<u32>,
     /// Its programs stand still.
     pub paused: bool,
+    /// What is to become of its tree first.
+    pub go_back: Option<GoBack>,
     /// In the order in which they are made.
     pub parts: Vec<Part>,
 }
@@ -57,7 +59,8 @@ impl Share {
         let seated = record.seated().map(|(seat, node)| (seat, node.clone())).collect();
         // What stands still does not end.
         let (id, paused) = (record.id, record.paused && record.desired == Desired::Running);
-        Some(Share { id, spec, placement, index, seated, address, pid_base, endpoints, paused, parts })
+        let go_back = record.go_back.clone();
+        Some(Share { id, spec, placement, index, seated, address, pid_base, endpoints, paused, go_back, parts })
     }
 
     /// Of a server or gate: where it was placed.
@@ -170,6 +173,9 @@ impl Share {
                 }
                 Setting::NodeIndex => json!(self.index),
                 Setting::Seats => json!(self.seated.iter().fold(0_u64, |bits, (seat, _)| bits | 1 << seat)),
+                Setting::GoBackTo | Setting::GoBackNumber if self.go_back.is_none() => continue,
+                Setting::GoBackTo => json!(self.go_back.as_ref()?.snapshot),
+                Setting::GoBackNumber => json!(self.go_back.as_ref()?.number),
                 Setting::UidBase => json!(crate::uids::inside(self.id)),
             };
             options.insert((*name).to_owned(), value);

@@ -24,8 +24,16 @@ const STAT_BLOCK: u64 = 512;
 pub enum Request {
     Df,
     List,
-    Take { name: String },
-    Remove { name: String },
+    Take {
+        name: String,
+    },
+    Remove {
+        name: String,
+    },
+    /// Whether there is one.
+    Find {
+        name: String,
+    },
 }
 
 impl Request {
@@ -36,12 +44,13 @@ impl Request {
             Request::List => vec!["list"],
             Request::Take { name } => vec!["take", "--", name],
             Request::Remove { name } => vec!["remove", "--", name],
+            Request::Find { name } => vec!["find", "--", name],
         }
     }
 
     /// Whether the name can be one.
     pub fn check(&self) -> Result<(), Failure> {
-        let (Request::Take { name } | Request::Remove { name }) = self else { return Ok(()) };
+        let (Request::Take { name } | Request::Remove { name } | Request::Find { name }) = self else { return Ok(()) };
         let is_name = !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains(['/', '\0']);
         if is_name && name != "." && name != ".." {
             return Ok(());
@@ -127,6 +136,11 @@ pub fn execute(format: Format, dc: &str, request: &Request) -> Outcome {
             say(&format!("snapshot '{name}' of '{dc}' is taken: {}", path.display()));
             done(format, &view(name.clone(), path).map_err(|cause| not_read(dc, &cause))?)
         }
+        Request::Find { name } => {
+            let path = directory.join(name);
+            let found = view(name.clone(), path).map_err(|cause| not_found(dc, name, &cause))?;
+            done(format, &found)
+        }
         Request::Remove { name } => {
             fs::remove_dir(directory.join(name)).map_err(|cause| not_removed(dc, name, &cause))?;
             say(&format!("snapshot '{name}' of '{dc}' is removed"));
@@ -196,8 +210,15 @@ fn not_taken(dc: &str, name: &str, cause: &io::Error) -> Failure {
     }
 }
 
+fn not_found(dc: &str, name: &str, cause: &io::Error) -> Failure {
+    absent(Failure::new(format!("the tree of '{dc}' cannot go back to '{name}'")), dc, cause)
+}
+
 fn not_removed(dc: &str, name: &str, cause: &io::Error) -> Failure {
-    let failure = Failure::new(format!("snapshot '{name}' of '{dc}' was not removed"));
+    absent(Failure::new(format!("snapshot '{name}' of '{dc}' was not removed")), dc, cause)
+}
+
+fn absent(failure: Failure, dc: &str, cause: &io::Error) -> Failure {
     let list = format!("dvs fs snapshot ls {dc}");
     match cause.kind() {
         io::ErrorKind::NotFound => failure.because_text("there is none of this name").hint(list),
