@@ -136,8 +136,8 @@ operations! {
     MKNOD = 20: once Mknod<'a> { parent: u64, create: Create, name: Measured<'a> } -> Attributes
         [NoEntry, Exists, NotDirectory, NoSpace, NameTooLong, ReadOnly, Gone];
 
-    /// In [`SNAPSHOTS`] it takes a snapshot of that name: of all that was answered, or promised, before. `EMLINK`: there
-    /// are as many as there can be.
+    /// In [`SNAPSHOTS`] it takes a snapshot of that name: of all that was answered, or promised, before. `EMLINK`:
+    /// there are as many as there can be.
     MKDIR = 21: once Mkdir<'a> { parent: u64, create: Create, name: Measured<'a> } -> Attributes
         [NoEntry, Exists, NotDirectory, NoSpace, TooManyLinks, NameTooLong, ReadOnly, Gone];
 

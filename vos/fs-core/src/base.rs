@@ -1,9 +1,9 @@
 //! The durable layer of the metadata: what the last checkpoint committed, and what it was for each snapshot.
 //!
-//! Two tables. `fs` is the tree as it is; `before` has, for a snapshot, the values that keys of the tree had when it was
-//! taken and that a later checkpoint replaced. What was not replaced it has not: a look into a snapshot looks into its
-//! own old values, then into those of the snapshots after it, in the order in which they were taken, and then into the
-//! tree as it is. So taking a snapshot writes nothing, and a checkpoint adds to the newest one only.
+//! Two tables. `fs` is the tree as it is; `before` has, for a snapshot, the values that keys of the tree had when it
+//! was taken and that a later checkpoint replaced. What was not replaced it has not: a look into a snapshot looks into
+//! its own old values, then into those of the snapshots after it, in the order in which they were taken, and then into
+//! the tree as it is. So taking a snapshot writes nothing, and a checkpoint adds to the newest one only.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

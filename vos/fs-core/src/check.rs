@@ -1,5 +1,5 @@
-//! Walks the whole volume, its snapshots too, and says what does not fit together. For tests and for people who fear the worst; operations
-//! must not run meanwhile.
+//! Walks the whole volume, its snapshots too, and says what does not fit together. For tests and for people who fear
+//! the worst; operations must not run meanwhile.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

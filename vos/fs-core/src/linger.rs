@@ -116,6 +116,9 @@ impl Fs {
 
     /// Removes those whose time is over.
     pub(crate) fn reap_due(&self, now_ms: u64) {
+        if !self.may_reap() {
+            return;
+        }
         let due = self.lingering.lock().due(now_ms);
         if !due.is_empty() {
             self.reap_or_leave(&due);
@@ -123,11 +126,19 @@ impl Fs {
         }
     }
 
-    /// Removes all, because there is no space left. `false`: there were none.
+    /// Removes all, because there is no space left. `false`: there were none, or nothing comes of it.
     pub(crate) fn reap_lingering(&self) -> Result<bool, Errno> {
+        if !self.may_reap() {
+            return Ok(false);
+        }
         let all = self.lingering.lock().take_all();
         self.reap(&all)?;
         Ok(!all.is_empty())
+    }
+
+    /// What snapshots have of those that are removed takes room among the metadata.
+    pub(crate) fn may_reap(&self) -> bool {
+        !self.blocks.lock().holds() || self.has_metadata()
     }
 
     fn reap_or_leave(&self, inos: &[u64]) {

@@ -499,3 +499,53 @@ fn wish_to_go_back_survives_crashes_at_any_point() {
         }
     }
 }
+
+#[test]
+fn large_files_of_a_snapshot_do_not_overfill_the_metadata_when_they_go() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(64 << 20));
+    let mut fs = Fs::open(device.clone(), Options::inline(1)).expect("a new volume");
+    let mut client = Client { fs: fs.clone(), session: 0, sequence: 0 };
+    let mut inos = Vec::new();
+    // Blocks apart from each other cost most.
+    'full: for file in 0.. {
+        let made = client.make(api::MKNOD, 1, &format!("f{file}"), FILE, 1);
+        if made.status != 0 {
+            break;
+        }
+        let ino = attr_of(&made).ino.get();
+        inos.push(ino);
+        for at in 0..64 {
+            if client.write(ino, at * 8192, &[file as u8; 100], 1).status != 0 {
+                break 'full;
+            }
+        }
+    }
+    for ino in inos.drain(..4) {
+        let size = api::SetAttr { valid: api::valid::BYTES.into(), ..api::SetAttr::new_zeroed() };
+        assert_eq!(client.change(api::SETATTR, 0, [ino, 5, 0], size.as_bytes()).status, 0);
+    }
+    fs.checkpoint().expect("a checkpoint");
+    let root = take(&mut client, "full");
+    let then = dump_at(&client, root);
+    for number in 4.. {
+        match client.change(api::UNLINK, 0, [1, 0, 9], format!("f{number}").as_bytes()).status {
+            0 => fs.tick(number * 4000),
+            2 | ENOSPC => break,
+            other => panic!("errno {other}"),
+        }
+        if number % 10 == 0 {
+            drop((client, fs));
+            fs = Fs::open(device.clone(), Options::inline(number)).expect("it opens, however full");
+            client = Client { fs: fs.clone(), session: 0, sequence: 0 };
+        }
+    }
+    let found = dump_at(&client, root);
+    assert!(found == then, "{}", difference(&found, &then));
+    assert_sound(&fs);
+    assert_eq!(remove(&mut client, "full"), 0);
+    while fs.is_dirty() {
+        fs.checkpoint().expect("a checkpoint");
+    }
+    fs.tick(1 << 40);
+    assert_sound(&fs);
+}

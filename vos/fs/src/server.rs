@@ -1,9 +1,9 @@
 //! The process: from its spawn record to a service, and from requests to calls.
 //!
 //! Spawn record: options `disk` (endpoint number of the volume) and `disk_epoch` (of its placement), `cache_bytes`
-//! (clean data kept in memory), `made_by_uid` and `made_by_gid` (of the root directory when it makes one), `go_back` (name
-//! of the snapshot to go back to before anything else) and `go_back_number` (of that wish, which is heeded once); descriptor
-//! `lost` (which nodes are lost, whose gates need not be waited for).
+//! (clean data kept in memory), `made_by_uid` and `made_by_gid` (of the root directory when it makes one), `go_back`
+//! (name of the snapshot to go back to before anything else) and `go_back_number` (of that wish, which is heeded once);
+//! descriptor `lost` (which nodes are lost, whose gates need not be waited for).
 //!
 //! Nothing is answered while the volume is not held (`hold.rs`). The loop only hands over: workers execute. What never
 //! waits (events, releases, cancellations) the loop does itself. Checkpoints and everything that depends on time are

@@ -172,6 +172,9 @@ impl Fs {
     pub(crate) fn reap(&self, inos: &[u64]) -> Result<(), Errno> {
         let mut left = inos;
         while !left.is_empty() {
+            if !self.may_reap() {
+                return Err(Errno::NoSpace);
+            }
             let (mut done, mut removed) = (0, Vec::new());
             self.transact_quietly(|txn| {
                 for ino in left.iter().take(REAP_INODES_MAX) {
@@ -198,7 +201,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Finishes what the server before this one had begun to remove. Directories linger on.
+    /// Finishes what the server before this one had begun to remove. Directories linger on, and what snapshots leave no
+    /// room to remove.
     pub(crate) fn reap_orphans(&self) -> Result<(), Errno> {
         let mut from = key(tag::ORPHAN);
         loop {
@@ -206,9 +210,15 @@ impl Fs {
             for (stored, _) in &found {
                 let ino = number_of(stored, 0).ok_or(Errno::Io)?;
                 let inode = self.read_inode(ino)?;
-                match is_unused(&inode) && inode.is_dir() {
-                    true => self.linger(Some(Orphan::new(ino, &inode))),
-                    false => self.reap(&[ino])?,
+                let is_left = match is_unused(&inode) && inode.is_dir() {
+                    true => true,
+                    false => match self.reap(&[ino]) {
+                        Err(Errno::NoSpace) => true,
+                        reaped => reaped.map(|()| false)?,
+                    },
+                };
+                if is_left {
+                    self.linger(Some(Orphan::new(ino, &inode)));
                 }
             }
             match found.last() {

@@ -72,6 +72,9 @@ impl Fs {
         if found.len() < STEP_WINDOWS {
             return Ok(Progress::Last);
         }
+        if !self.may_reap() {
+            return Err(Errno::NoSpace);
+        }
         self.transact_quietly(|txn| {
             let mut inode = txn.inode(ino)?;
             for (key, value) in found {
