@@ -177,3 +177,39 @@ fn tenant_changes_nothing_of_a_snapshot_and_takes_no_more_than_its_tree_has() {
     assert!(status == 1 && said.contains("as many as there can be"), "{said}");
     assert_eq!(cluster.sh(DC, "n1", look), "kept\nfile\nshared\n600 0\n");
 }
+
+#[test]
+fn damaged_file_is_found_by_who_reads_all_of_the_tree_and_by_who_looks_at_the_image() {
+    let cluster = Cluster::up(1);
+    cluster.container(DC, 1, &["--disk", "128M"]);
+    cluster.sh(
+        DC,
+        "n1",
+        "mkdir /dc/d; yes 'a line of its own' | head -c 1000000 > /dc/d/file; echo whole > /dc/whole; sync",
+    );
+    let scrubbed = cluster.json(&["fs", "scrub", DC, "-o", "json"]);
+    assert_eq!((&scrubbed[0]["damaged"], &scrubbed[0]["files"]), (&0.into(), &3.into()), "{scrubbed}");
+    assert!(names(&cluster).is_empty(), "nothing is left of it");
+    cluster.ok(&["stop", DC]);
+    let image = cluster.path_of("n1", "dcs/1/images/root.img");
+    let image = image.to_str().expect("text");
+    assert!(cluster.ok(&["alone", "check", "--data", image]).contains("is sound"));
+
+    let bytes = std::fs::read(image).expect("an image");
+    let found = bytes.windows(18).rposition(|bytes| bytes == b"a line of its own\n").expect("it is there");
+    let file = std::fs::OpenOptions::new().write(true).open(image).expect("an image");
+    std::os::unix::fs::FileExt::write_all_at(&file, b"X", found as u64).expect("it is written");
+    drop(file);
+    let looked = cluster.output(&["alone", "check", "--data", image]);
+    let said = String::from_utf8_lossy(&looked.stdout).into_owned();
+    assert!(looked.status.code() == Some(1) && said.contains("wrong checksum") && said.contains("1 finding"), "{said}");
+    assert!(cluster.ok(&["alone", "check", image]).contains("is sound"), "its metadata are");
+    assert!(std::fs::read(image).expect("an image").len() == bytes.len());
+
+    cluster.ok(&["start", DC]);
+    let looked = cluster.output(&["fs", "scrub", DC, "-o", "json"]);
+    let told: serde_json::Value = serde_json::from_slice(&looked.stdout).expect("JSON");
+    assert_eq!(looked.status.code(), Some(1), "{told}");
+    assert_eq!((&told[0]["damaged"], &told[0]["paths"]), (&1.into(), &serde_json::json!(["d/file"])));
+    assert!(names(&cluster).is_empty(), "nothing is left of it");
+}

@@ -93,7 +93,22 @@ struct Walk {
     findings: Vec<Finding>,
 }
 
+/// How much there is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Census {
+    /// Files, directories and whatever has a name, or is open.
+    pub inodes: u64,
+    pub snapshots: u64,
+    /// Bytes of blocks that files have.
+    pub bytes: u64,
+}
+
 impl Fs {
+    pub fn census(&self) -> Census {
+        let bytes = self.blocks.lock().owned_blocks() * BLOCK64;
+        Census { inodes: self.counters().inodes, snapshots: self.store.base().living().count() as u64, bytes }
+    }
+
     /// Empty when all is well.
     pub fn check(&self, depth: Depth) -> Result<Vec<Finding>, Errno> {
         let base = self.store.base();

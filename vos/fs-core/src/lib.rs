@@ -25,6 +25,7 @@
 //! - `linger`: inodes that have neither a name nor a handle, and stay for a while.
 //! - `calls`: from request to answer.
 //! - `error`: why an operation, or the opening of a volume, failed.
+//! - `overlay`: a device that is looked at and not changed.
 //! - `check`: walks a volume and says what does not fit together.
 //! - [`testing`]: devices for tests.
 //!
@@ -59,6 +60,7 @@ mod log;
 mod model;
 mod open;
 mod ops;
+mod overlay;
 mod readahead;
 mod sessions;
 mod snapshots;
@@ -67,8 +69,9 @@ pub mod testing;
 mod txn;
 
 pub use calls::{Call, Reply, Responder};
-pub use check::{Depth, Finding};
+pub use check::{Census, Depth, Finding};
 pub use core::{Fs, GoBack, Options, Spawn};
 pub use error::{Errno, OpenError, StoreError};
 pub use layout::VOLUME_BYTES_MIN;
+pub use overlay::Overlay;
 pub use sessions::{AWAY_MS_MAX, End};

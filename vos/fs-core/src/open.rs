@@ -29,6 +29,11 @@ pub const FIRST_COOKIE: u64 = 3;
 const SCAN_ENTRIES: usize = 1024;
 
 impl Fs {
+    /// Whether the volume holds a file system, or nothing at all yet. What holds anything else is an error.
+    pub fn is_on(device: &dyn BlockDevice) -> Result<bool, OpenError> {
+        Ok(matches!(read_head(device)?, Head::Formatted(_)))
+    }
+
     /// Opens the file system on a volume; makes one when the volume is blank. A volume that holds anything else is left
     /// alone.
     pub fn open(device: Arc<dyn BlockDevice>, options: Options) -> Result<Arc<Fs>, OpenError> {

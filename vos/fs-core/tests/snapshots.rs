@@ -211,6 +211,9 @@ fn removed_snapshot_gives_its_space_back_and_leaves_what_others_need() {
     assert_sound(&fs);
 }
 
+/// What, its operation, flags, words and data.
+type Refused = (&'static str, u16, u16, [u64; 3], Vec<u8>);
+
 #[test]
 fn what_a_snapshot_shows_cannot_be_changed() {
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(VOLUME_BYTES));
@@ -243,7 +246,7 @@ fn what_a_snapshot_shows_cannot_be_changed() {
     let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
     let symlink = [create_data("new", 0o777, 1), b"\0target".to_vec()].concat();
     let into = |parent: u64, name: &str| rename_data(name, if parent == root { "new" } else { "other" });
-    let refused: [(&str, u16, u16, [u64; 3], Vec<u8>); 22] = [
+    let refused: [Refused; 22] = [
         ("size", api::SETATTR, 0, [shown, 5, 0], size.as_bytes().to_vec()),
         ("mode", api::SETATTR, 0, [shown_directory, 5, 0], mode.as_bytes().to_vec()),
         ("write", api::WRITE, 0, [shown, 0, 5], b"now".to_vec()),

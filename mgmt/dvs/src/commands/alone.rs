@@ -1,5 +1,6 @@
 //! `dvs alone`: servers of the virtual OS by themselves, without a container, a daemon or a cluster.
 
+mod check;
 mod fs;
 
 use clap::{Args, Subcommand};
@@ -9,10 +10,12 @@ use clap::{Args, Subcommand};
 #[command(after_help = "\
 Examples:
   dvs alone disk backup.img --size 10G         a disk for whoever speaks NBD, at 127.0.0.1:10809
-  dvs alone fs tree.img /mnt --size 10G        a file tree, mounted here")]
+  dvs alone fs tree.img /mnt --size 10G        a file tree, mounted here
+  dvs alone check tree.img                     whether it is sound")]
 pub enum Command {
     Disk(DiskOptions),
     Fs(fs::FsOptions),
+    Check(check::CheckOptions),
 }
 
 /// Serve an image or a block device over NBD, until Ctrl-C or SIGTERM
@@ -87,6 +90,7 @@ mod served {
         match command {
             Command::Disk(options) => disk(global, options),
             Command::Fs(options) => super::fs::mount(global, options),
+            Command::Check(options) => super::check::check(global, options),
         }
     }
 
@@ -215,7 +219,7 @@ mod served {
         let image = path.display();
         let file = open_or_make(path, size.is_some(), changes == Changes::Never).map_err(|error| {
             let hint = match error.kind() {
-                io::ErrorKind::NotFound => "--size 10G makes it",
+                io::ErrorKind::NotFound if changes != Changes::Never => "--size 10G makes it",
                 io::ErrorKind::PermissionDenied if changes == Changes::Unless => "--read-only, if it may be read",
                 _ => "dvs alone --help",
             };

@@ -4,13 +4,15 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use clap::Subcommand;
 use mgmt_api::{TREE, utc};
 use serde::Serialize;
 
-use crate::commands::{Gone, Outcome, done, print, say};
-use crate::errors::Failure;
+use super::scrub::scrub;
+use crate::commands::{Gone, Outcome, done, now_ms, print, say};
+use crate::errors::{Failure, GENERAL};
 use crate::output::{self, Format, Row};
 
 /// In the tree, where snapshots are.
@@ -24,6 +26,8 @@ const STAT_BLOCK: u64 = 512;
 pub enum Request {
     Df,
     List,
+    /// Read everything.
+    Scrub,
     Take {
         name: String,
     },
@@ -42,6 +46,7 @@ impl Request {
         match self {
             Request::Df => vec!["df"],
             Request::List => vec!["list"],
+            Request::Scrub => vec!["scrub"],
             Request::Take { name } => vec!["take", "--", name],
             Request::Remove { name } => vec!["remove", "--", name],
             Request::Find { name } => vec!["find", "--", name],
@@ -136,6 +141,7 @@ pub fn execute(format: Format, dc: &str, request: &Request) -> Outcome {
             say(&format!("snapshot '{name}' of '{dc}' is taken: {}", path.display()));
             done(format, &view(name.clone(), path).map_err(|cause| not_read(dc, &cause))?)
         }
+        Request::Scrub => scrub_all(format, dc, &directory),
         Request::Find { name } => {
             let path = directory.join(name);
             let found = view(name.clone(), path).map_err(|cause| not_found(dc, name, &cause))?;
@@ -147,6 +153,25 @@ pub fn execute(format: Format, dc: &str, request: &Request) -> Outcome {
             done(format, &Gone::new(name))
         }
     }
+}
+
+fn scrub_all(format: Format, dc: &str, directory: &Path) -> Outcome {
+    let failed = |cause: &dyn std::error::Error| {
+        Failure::new(format!("the file tree of '{dc}' was not read to its end")).because(cause).hint("again")
+    };
+    // Whoever ends this leaves no snapshot behind.
+    let stop = sys::signals::open(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGPIPE])
+        .map_err(|error| failed(&error))?;
+    let name = format!("scrub-{}-{}", now_ms(), std::process::id());
+    let path = directory.join(&name);
+    fs::create_dir(&path).map_err(|cause| not_taken(dc, &name, &cause))?;
+    let scrubbed = scrub(dc, &path, &stop);
+    if let Err(cause) = fs::remove_dir(&path) {
+        say(&format!("dvs: snapshot '{name}' is left: {cause}"));
+    }
+    let scrubbed = scrubbed.map_err(|error| failed(&error))?;
+    print(|out| output::list(out, format, std::slice::from_ref(&scrubbed)))?;
+    Ok(if scrubbed.damaged == 0 { ExitCode::SUCCESS } else { ExitCode::from(GENERAL) })
 }
 
 fn all(dc: &str, directory: &Path) -> Result<Vec<SnapshotView>, Failure> {

@@ -1,0 +1,148 @@
+//! `dvs alone check`: whether the file tree of an image is sound.
+
+/// Look through the file tree of an image that nobody uses, and change nothing
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+All of the metadata are read and compared with one another, those of snapshots, too; with --data also every block of a \
+file with its checksum. A tree that was not closed is looked at as its file server would recover it. The image of a \
+container that is stopped is images/root.img of it on a node. While a container runs: dvs fs scrub.
+
+Exit status: 0 it is sound, 1 it is not, or is none.
+
+Examples:
+  dvs alone check tree.img
+  dvs alone check --data tree.img -o json")]
+pub struct CheckOptions {
+    /// A file, or a block device.
+    pub image: std::path::PathBuf,
+    /// Read what is in the files, too.
+    #[arg(long)]
+    pub data: bool,
+}
+
+#[cfg(feature = "machinery")]
+pub use checked::check;
+
+#[cfg(feature = "machinery")]
+mod checked {
+    use std::io::{self, Write};
+    use std::process::ExitCode;
+    use std::sync::Arc;
+
+    use disk_core::{Access, Image, ImageFile, ReadInto, Volume};
+    use fs_core::device::{BlockDevice, DeviceError};
+    use fs_core::{Census, Depth, Fs, Options, Overlay};
+    use serde::Serialize;
+
+    use super::CheckOptions;
+    use crate::cli::Global;
+    use crate::commands::alone::served::{self, Changes};
+    use crate::commands::{Outcome, print};
+    use crate::errors::{self, Failure};
+    use crate::output::{self, Row};
+
+    const META_CACHE_BYTES: usize = 256 << 20;
+    /// A look over what is never written.
+    const READ_ONLY: DeviceError = DeviceError(libc::EROFS);
+
+    #[derive(Serialize)]
+    struct Checked {
+        image: String,
+        inodes: u64,
+        bytes: u64,
+        snapshots: u64,
+        data: bool,
+        findings: Vec<String>,
+    }
+
+    impl Row for Checked {
+        const HEADINGS: &'static [&'static str] = &["IMAGE", "FILES", "DATA", "SNAPSHOTS", "FINDINGS"];
+
+        fn cells(&self) -> Vec<String> {
+            let numbers = [self.inodes.to_string(), output::bytes(self.bytes), self.snapshots.to_string()];
+            let image = std::iter::once(self.image.clone());
+            image.chain(numbers).chain([self.findings.len().to_string()]).collect()
+        }
+
+        fn name(&self) -> String {
+            self.image.clone()
+        }
+    }
+
+    pub fn check(global: &Global, options: &CheckOptions) -> Outcome {
+        let image = options.image.display().to_string();
+        let file = served::open(&options.image, None, Changes::Never)?;
+        let failed =
+            |error: &dyn std::error::Error| Failure::new(format!("'{image}' cannot be checked")).because(error);
+        let opened = Image { file, bytes: None, may_be_longer: false, access: Access::ReadOnly };
+        let volume = Volume::new(ImageFile::open(opened).map_err(|error| failed(&error))?);
+        let device: Arc<dyn BlockDevice> = Arc::new(Overlay::new(Below(volume)));
+        if !Fs::is_on(&*device).map_err(|error| failed(&error))? {
+            let failure = Failure::new(format!("'{image}' holds nothing yet"));
+            return Err(failure.hint(format!("dvs alone fs {image} DIR makes a tree of it")));
+        }
+        let fs = Fs::open(device, how()).map_err(|error| failed(&error))?;
+        let depth = if options.data { Depth::Data } else { Depth::Metadata };
+        let findings = fs.check(depth).map_err(|errno| failed(&io::Error::from_raw_os_error(errno.number() as i32)))?;
+        let Census { inodes, snapshots, bytes } = fs.census();
+        let is_sound = findings.is_empty();
+        let checked = Checked { image, inodes, bytes, snapshots, data: options.data, findings };
+        print(|out| output::one(out, global.output, &checked, view))?;
+        Ok(if is_sound { ExitCode::SUCCESS } else { ExitCode::from(errors::GENERAL) })
+    }
+
+    fn view<W: Write>(checked: &Checked, out: &mut W) -> io::Result<()> {
+        for finding in &checked.findings {
+            writeln!(out, "{}", output::printable(finding))?;
+        }
+        let Checked { image, inodes, bytes, snapshots, .. } = checked;
+        let verdict = match checked.findings.len() {
+            0 => "is sound".to_owned(),
+            1 => "is not sound: 1 finding".to_owned(),
+            count => format!("is not sound: {count} findings"),
+        };
+        let amount = format!("{inodes} files and directories, {}, {snapshots} snapshots", output::bytes(*bytes));
+        writeln!(out, "{} {verdict} ({amount})", output::printable(image))
+    }
+
+    fn how() -> Options {
+        Options {
+            cache_bytes: 0,
+            meta_cache_bytes: META_CACHE_BYTES,
+            readahead_threads: 0,
+            careful_writes: 0,
+            spawn: Arc::new(|work| work()),
+            seed: [1; 16],
+            now_ms: 0,
+            made_ns: 0,
+            made_by: (0, 0),
+            go_back: None,
+        }
+    }
+
+    /// An image that is only read.
+    struct Below(Volume);
+
+    impl BlockDevice for Below {
+        fn bytes(&self) -> u64 {
+            self.0.bytes()
+        }
+
+        fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+            let read = self.0.read(offset, out.len() as u64, &ReadInto::new(out));
+            read.map(drop).map_err(|errno| DeviceError(errno.raw_os_error()))
+        }
+
+        fn write(&self, _: u64, _: &[u8]) -> Result<(), DeviceError> {
+            Err(READ_ONLY)
+        }
+
+        fn flush(&self) -> Result<(), DeviceError> {
+            Ok(())
+        }
+
+        fn discard(&self, _: u64, _: u64) -> Result<(), DeviceError> {
+            Err(READ_ONLY)
+        }
+    }
+}
