@@ -47,6 +47,8 @@ pub struct Allocator {
     owned: Bitmap,
     busy: Bitmap,
     held: Option<Held>,
+    /// Of these, blocks that nobody owns.
+    held_alone: u64,
     /// Numbers that no block has.
     hidden: u64,
     free: u64,
@@ -73,6 +75,7 @@ impl Allocator {
             owned: Bitmap::new(blocks),
             busy: Bitmap::new(blocks),
             held: None,
+            held_alone: 0,
             hidden: 0,
             free: blocks,
             kept_back: 0,
@@ -143,6 +146,8 @@ impl Allocator {
         match claim {
             Claim::Normal => RESERVE_BLOCKS + self.kept_back,
             Claim::Behind => RESERVE_BLOCKS,
+            // A snapshot has what would be freed.
+            Claim::Emergency if self.held.is_some() => self.kept_back,
             Claim::Emergency => 0,
         }
     }
@@ -251,7 +256,9 @@ impl Allocator {
     /// A record was made that owns these blocks.
     pub fn own(&mut self, runs: &[Run]) {
         for block in runs.iter().flat_map(|run| run.start..run.start + run.count) {
-            self.owned.set(block);
+            if self.owned.set(block) && self.is_held(block) {
+                self.held_alone = self.held_alone.saturating_sub(1);
+            }
             if self.busy.set(block) {
                 self.free -= 1;
             }
@@ -263,10 +270,11 @@ impl Allocator {
     pub fn disown(&mut self, runs: &[Run]) {
         for run in runs {
             for block in run.start..run.start + run.count {
-                self.owned.clear(block);
+                let was_owned = self.owned.clear(block);
                 self.dirty.insert(block / CHUNK_BLOCKS);
-                if !self.is_held(block) {
-                    push_block(&mut self.freed, block);
+                match self.is_held(block) {
+                    true => self.held_alone += u64::from(was_owned),
+                    false => push_block(&mut self.freed, block),
                 }
             }
         }
@@ -284,9 +292,7 @@ impl Allocator {
 
     /// Blocks that snapshots have and nobody else.
     pub fn held_alone(&self) -> u64 {
-        let Some(held) = &self.held else { return 0 };
-        let alone = held.0.words.iter().zip(&self.owned.words).map(|(held, owned)| held & !owned);
-        alone.map(|word| u64::from(word.count_ones())).sum()
+        self.held_alone
     }
 
     /// A snapshot has what is owned now.
@@ -303,9 +309,11 @@ impl Allocator {
         let words = |held: &Option<Held>, at: usize| {
             held.as_ref().and_then(|held| held.0.words.get(at)).map_or(0, |word| *word)
         };
+        self.held_alone = 0;
         for at in 0..self.owned.words.len() {
             let (before, now) = (words(&before, at), words(&self.held, at));
             let owned = self.owned.words.get(at).map_or(0, |word| *word);
+            self.held_alone += u64::from((now & !owned).count_ones());
             for block in bits(at, before & !now & !owned) {
                 push_block(&mut self.freed, block);
             }

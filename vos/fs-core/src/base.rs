@@ -5,14 +5,13 @@
 //! its own old values, then into those of the snapshots after it, in the order in which they were taken, and then into
 //! the tree as it is. So taking a snapshot writes nothing, and a checkpoint adds to the newest one only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-use redb::{
-    AccessGuard, Database, ReadOnlyTable, ReadableDatabase, ReadableTable, Table, TableDefinition, WriteTransaction,
-};
+use redb::{Database, ReadOnlyTable, ReadableDatabase, ReadableTable, Table, TableDefinition, WriteTransaction};
 use vos_api::fs::{ROOT, SNAPSHOTS};
 
+use crate::alloc::Held;
 use crate::error::StoreError;
 use crate::model::{CookieEntry, DIRECTORY, Entry, Inode, key1, key2, number_of, tag};
 use crate::snapshots::{Snapshot, is_of_tree, split, translate};
@@ -25,6 +24,8 @@ const NOTHING: u8 = 0;
 const VALUE: u8 = 1;
 /// Old values that one checkpoint hands on, or drops, of a snapshot that was removed.
 const LEAVING_KEYS: usize = 4096;
+/// Bytes of keys and values that are in memory for one step, besides the one that is one too many.
+const STEP_BYTES: usize = 4 << 20;
 
 type Bytes = &'static [u8];
 type Entries = Vec<(Key, Vec<u8>)>;
@@ -77,6 +78,42 @@ impl Base {
         self.snapshots.last().map(|snapshot| snapshot.id)
     }
 
+    /// Blocks that each living snapshot has, together: one look at each record of the bitmap, and of its changes.
+    pub fn held(&self, blocks: u64) -> Result<Option<Held>, StoreError> {
+        const DAMAGED: StoreError = StoreError::Damaged("bitmap of a snapshot");
+        if self.living().next().is_none() {
+            return Ok(None);
+        }
+        let (mut held, mut then) = (Held::new(blocks), BTreeMap::new());
+        for entry in self.tree.range::<&[u8]>(bounds(&[tag::BITMAP], &[tag::BITMAP + 1]))? {
+            let (key, value) = entry?;
+            then.insert(number_of(key.value(), 0).ok_or(DAMAGED)?, value.value().to_vec());
+        }
+        // Going back from one to the one before; what is the same is held already.
+        let mut changed: BTreeSet<u64> = then.keys().copied().collect();
+        for snapshot in self.snapshots.iter().rev() {
+            let (from, to) = (before(snapshot.id, &[tag::BITMAP]), before(snapshot.id, &[tag::BITMAP + 1]));
+            for entry in self.before.range::<&[u8]>(bounds(&from, &to))? {
+                let (key, value) = entry?;
+                let chunk = number_of(key.value().get(ID_BYTES..).unwrap_or_default(), 0).ok_or(DAMAGED)?;
+                match decode(value.value())? {
+                    Some(bytes) => then.insert(chunk, bytes),
+                    None => then.remove(&chunk),
+                };
+                changed.insert(chunk);
+            }
+            if snapshot.is_leaving {
+                continue;
+            }
+            for chunk in std::mem::take(&mut changed) {
+                if let Some(bytes) = then.get(&chunk) {
+                    held.add(chunk, bytes).ok_or(DAMAGED)?;
+                }
+            }
+        }
+        Ok(Some(held))
+    }
+
     /// What a key had when a snapshot was taken.
     pub fn get_at(&self, id: u64, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         for later in self.snapshots.iter().filter(|snapshot| snapshot.id >= id) {
@@ -92,7 +129,7 @@ impl Base {
     pub fn scan_at(&self, id: u64, from: &[u8], to: &[u8], limit: usize) -> Result<Entries, StoreError> {
         let (mut found, mut low) = (Entries::new(), from.to_vec());
         while found.len() < limit && low.as_slice() < to {
-            let mut round = Round { merged: BTreeMap::new(), limit, cut: None };
+            let mut round = Round::new(limit, self.snapshots.len() + 1);
             for later in self.snapshots.iter().filter(|snapshot| snapshot.id >= id) {
                 let part = self.before.range::<&[u8]>(bounds(&before(later.id, &low), &before(later.id, to)))?;
                 round.add(part, |key, value| Ok((key.get(ID_BYTES..).unwrap_or_default().to_vec(), decode(value)?)))?;
@@ -180,25 +217,31 @@ impl Base {
 /// One round of a scan over several sources, of which earlier ones count.
 struct Round {
     merged: BTreeMap<Key, Change>,
+    /// Entries, and bytes, of each source.
     limit: usize,
+    bytes: usize,
     /// The nearest key at which a source was cut off: nothing behind it is known.
     cut: Option<Key>,
 }
 
 impl Round {
+    fn new(limit: usize, sources: usize) -> Round {
+        Round { merged: BTreeMap::new(), limit, bytes: STEP_BYTES / sources.max(1), cut: None }
+    }
+
     fn add(
         &mut self,
         range: redb::Range<'_, Bytes, Bytes>,
         read: impl Fn(&[u8], &[u8]) -> Result<(Key, Change), StoreError>,
     ) -> Result<(), StoreError> {
-        let (mut count, mut last) = (0, None);
-        for entry in range.take(self.limit) {
-            let (key, value) = entry?;
-            let (key, change) = read(key.value(), value.value())?;
-            (count, last) = (count + 1, Some(key.clone()));
+        let (found, is_all) = part(range, self.limit, self.bytes)?;
+        let mut last = None;
+        for (key, value) in found {
+            let (key, change) = read(&key, &value)?;
+            last = Some(key.clone());
             self.merged.entry(key).or_insert(change);
         }
-        if count == self.limit {
+        if !is_all {
             self.cut = self.cut.take().into_iter().chain(last).min();
         }
         Ok(())
@@ -234,7 +277,26 @@ impl<'a> Writing<'a> {
         }
         let Some(id) = newest else { return Ok(()) };
         let old = old.map(|old| old.value().to_vec());
-        self.keep(before(id, key), encode(old.as_deref()))
+        match (&old, change) {
+            (Some(old), Some(new)) if is_same_to_snapshots(key, old, new) => Ok(()),
+            // It came and went since the last checkpoint.
+            (None, None) => Ok(()),
+            // It came after the snapshot, and is as it was then.
+            (Some(_), None) if self.was_nothing(id, key)? => self.drop_value(&before(id, key)),
+            _ => self.keep(before(id, key), encode(old.as_deref())),
+        }
+    }
+
+    fn was_nothing(&self, id: u64, key: &[u8]) -> Result<bool, StoreError> {
+        let kept = self.before.get(before(id, key).as_slice())?;
+        Ok(kept.is_some_and(|kept| kept.value() == [NOTHING]))
+    }
+
+    fn drop_value(&mut self, key: &[u8]) -> Result<(), StoreError> {
+        if let Some(old) = self.before.remove(key)? {
+            self.grown -= (key.len() + old.value().len()) as i64;
+        }
+        Ok(())
     }
 
     fn keep(&mut self, key: Key, value: Vec<u8>) -> Result<(), StoreError> {
@@ -251,21 +313,14 @@ impl<'a> Writing<'a> {
         let Some(at) = snapshots.iter().position(|snapshot| snapshot.is_leaving) else { return Ok(()) };
         let (earlier, [leaving, ..]) = snapshots.split_at(at) else { return Ok(()) };
         let (from, to) = (before(leaving.id, &[]), before(leaving.id + 1, &[]));
-        let found: Result<Entries, StoreError> = self
-            .before
-            .range::<&[u8]>(bounds(&from, &to))?
-            .take(LEAVING_KEYS)
-            .map(|entry| entry.map(owned).map_err(StoreError::from))
-            .collect();
-        let found = found?;
+        let (found, is_all) = part(self.before.range::<&[u8]>(bounds(&from, &to))?, LEAVING_KEYS, STEP_BYTES)?;
         for (key, value) in &found {
-            self.grown -= (key.len() + value.len()) as i64;
-            self.before.remove(key.as_slice())?;
+            self.drop_value(key)?;
             if let Some(heir) = earlier.last() {
                 self.keep(before(heir.id, key.get(ID_BYTES..).unwrap_or_default()), value.clone())?;
             }
         }
-        if found.len() < LEAVING_KEYS {
+        if is_all {
             self.apply(&leaving.key(), &None)?;
         }
         Ok(())
@@ -281,7 +336,7 @@ impl Writing<'_> {
     pub fn go_back(&mut self, id: u64) -> Result<u64, StoreError> {
         let mut low: Key = Vec::new();
         loop {
-            let mut round = Round { merged: BTreeMap::new(), limit: BACK_KEYS, cut: None };
+            let mut round = Round::new(BACK_KEYS, self.base.snapshots.len());
             for later in self.base.snapshots.iter().filter(|snapshot| snapshot.id >= id) {
                 let end = before(later.id + 1, &[]);
                 let part = self.before.range::<&[u8]>(bounds(&before(later.id, &low), &end))?;
@@ -303,11 +358,11 @@ impl Writing<'_> {
 
     fn remove_all(&mut self, tag: u8) -> Result<(), StoreError> {
         loop {
-            let found = self.part(&[tag], &[tag + 1])?;
+            let (found, is_all) = part(self.tree.range::<&[u8]>(bounds(&[tag], &[tag + 1]))?, BACK_KEYS, STEP_BYTES)?;
             for (key, _) in &found {
                 self.apply(key, &None)?;
             }
-            if found.len() < BACK_KEYS {
+            if is_all {
                 return Ok(());
             }
         }
@@ -317,7 +372,8 @@ impl Writing<'_> {
     fn leave_alone(&mut self) -> Result<u64, StoreError> {
         let (mut low, mut count) = (vec![tag::INODE], 0);
         loop {
-            let found = self.part(&low, &[tag::INODE + 1])?;
+            let range = self.tree.range::<&[u8]>(bounds(&low, &[tag::INODE + 1]))?;
+            let (found, is_all) = part(range, BACK_KEYS, STEP_BYTES)?;
             for (key, value) in &found {
                 let inode = Inode::decode(value)?;
                 count += 1;
@@ -329,20 +385,33 @@ impl Writing<'_> {
                     self.apply(key, &Some(Inode { opens: 0, ..inode }.encode()))?;
                 }
             }
-            let Some((last, _)) = found.last().filter(|_| found.len() == BACK_KEYS) else { return Ok(count) };
+            let Some((last, _)) = found.last().filter(|_| !is_all) else { return Ok(count) };
             low.clone_from(last);
             low.push(0);
         }
     }
-
-    fn part(&self, from: &[u8], to: &[u8]) -> Result<Entries, StoreError> {
-        let range = self.tree.range::<&[u8]>(bounds(from, to))?.take(BACK_KEYS);
-        range.map(|entry| entry.map(owned).map_err(StoreError::from)).collect()
-    }
 }
 
-fn owned((key, value): (AccessGuard<'_, Bytes>, AccessGuard<'_, Bytes>)) -> (Key, Vec<u8>) {
-    (key.value().to_vec(), value.value().to_vec())
+/// The beginning of a range, as far as there are so many entries or bytes; whether that is all of it.
+fn part(range: redb::Range<'_, Bytes, Bytes>, entries: usize, bytes: usize) -> Result<(Entries, bool), StoreError> {
+    let (mut found, mut left) = (Entries::new(), bytes);
+    for entry in range {
+        let (key, value) = entry?;
+        let (key, value) = (key.value().to_vec(), value.value().to_vec());
+        left = left.saturating_sub(key.len() + value.len());
+        found.push((key, value));
+        if found.len() == entries || left == 0 {
+            return Ok((found, false));
+        }
+    }
+    Ok((found, true))
+}
+
+/// Whether who looks into a snapshot sees no difference between two values of a key: nobody has anything open there.
+fn is_same_to_snapshots(key: &[u8], one: &[u8], other: &[u8]) -> bool {
+    let closed = |value| Inode::decode(value).map(|inode| Inode { opens: 0, ..inode });
+    let is_inode = key.first() == Some(&tag::INODE);
+    one == other || is_inode && matches!((closed(one), closed(other)), (Ok(one), Ok(other)) if one == other)
 }
 
 const ID_BYTES: usize = size_of::<u64>();

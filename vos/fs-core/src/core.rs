@@ -13,9 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::alloc::{Allocator, CHUNK_BLOCKS, Claim, Generation, Held};
+use crate::alloc::{Allocator, Claim, Generation};
 use crate::aside::{self, Aside};
-use crate::base::Base;
 use crate::cache::Cache;
 use crate::calls::Responder;
 use crate::device::{BlockDevice, Need};
@@ -350,6 +349,17 @@ impl Fs {
         self.meta_used() < self.layout.meta_limit()
     }
 
+    /// Room for what snapshots have of what is to be freed. What is on its way counts as the most that it may take, until a
+    /// checkpoint tells.
+    pub(crate) fn demand_room_for_snapshots(&self) -> Result<(), Errno> {
+        if self.may_reap() {
+            return Ok(());
+        }
+        self.log.settle()?;
+        self.checkpoint()?;
+        if self.may_reap() { Ok(()) } else { Err(Errno::NoSpace) }
+    }
+
     /// Metadata grows by what was promised, which is told whatever the host says: its word goes for what comes next.
     pub(crate) fn ask_for_metadata(&self) {
         if self.aside.metadata().is_err() {
@@ -493,9 +503,10 @@ impl Fs {
         if self.log.has_unwritten() {
             self.log.settle()?;
         }
-        let extra = frozen.extra(self.meta_bytes.load(Ordering::Relaxed));
+        let meta_bytes = self.meta_bytes.load(Ordering::Relaxed);
         let room = if self.meta_used() > self.layout.meta_limit() / 2 { Room::Scarce } else { Room::Plenty };
-        match self.store.commit(&frozen.changes, &extra, room) {
+        let state = |grown| (key(tag::STATE), Some(frozen.state(meta_bytes + grown).encode()));
+        match self.store.commit(&frozen.changes, &frozen.bitmap(), room, state) {
             Ok(grown) => {
                 self.meta_bytes.fetch_add(grown, Ordering::Relaxed);
                 self.store.counted();
@@ -507,7 +518,7 @@ impl Fs {
                 return Err(errno);
             }
         };
-        if snapshots::are_changed(&frozen.changes) {
+        if snapshots::are_leaving(&frozen.changes) {
             self.hold_snapshots()?;
         }
         self.log.advance(frozen.tail);
@@ -518,7 +529,7 @@ impl Fs {
     /// Blocks that snapshots have are not used: those that a snapshot had which is gone are free with the next
     /// checkpoint.
     fn hold_snapshots(&self) -> Result<(), Errno> {
-        let held = held(&self.store.base(), &self.layout).inspect_err(|error| {
+        let held = self.store.base().held(self.layout.data_blocks).inspect_err(|error| {
             tracing::error!("what snapshots have cannot be told: {error}");
             self.log.poison(error.errno());
         });
@@ -629,20 +640,6 @@ impl Reply for () {
     }
 }
 
-/// What all snapshots of a volume have.
-pub(crate) fn held(base: &Base, layout: &Layout) -> Result<Option<Held>, StoreError> {
-    let mut held = None;
-    for snapshot in base.living() {
-        let held = held.get_or_insert_with(|| Held::new(layout.data_blocks));
-        for chunk in 0..layout.data_blocks.div_ceil(CHUNK_BLOCKS) {
-            if let Some(bytes) = base.get_at(snapshot.id, &key1(tag::BITMAP, chunk))? {
-                held.add(chunk, &bytes).ok_or(StoreError::Damaged("bitmap of a snapshot"))?;
-            }
-        }
-    }
-    Ok(held)
-}
-
 struct Frozen {
     changes: Arc<std::collections::BTreeMap<Key, Change>>,
     chunks: std::collections::BTreeMap<u64, Vec<u8>>,
@@ -651,12 +648,12 @@ struct Frozen {
 }
 
 impl Frozen {
-    /// What a checkpoint stores beyond the operations' changes.
-    fn extra(&self, meta_bytes: i64) -> std::collections::BTreeMap<Key, Change> {
-        let mut extra: std::collections::BTreeMap<_, _> =
-            self.chunks.iter().map(|(chunk, bytes)| (key1(tag::BITMAP, *chunk), Some(bytes.clone()))).collect();
-        extra.insert(key(tag::STATE), Some(State { tail: self.tail, counters: self.counters, meta_bytes }.encode()));
-        extra
+    fn bitmap(&self) -> std::collections::BTreeMap<Key, Change> {
+        self.chunks.iter().map(|(chunk, bytes)| (key1(tag::BITMAP, *chunk), Some(bytes.clone()))).collect()
+    }
+
+    fn state(&self, meta_bytes: i64) -> State {
+        State { tail: self.tail, counters: self.counters, meta_bytes }
     }
 }
 
@@ -665,7 +662,7 @@ impl Frozen {
 pub(crate) struct State {
     pub tail: Tail,
     pub counters: Counters,
-    /// As of the checkpoint before: a hint, within one checkpoint's growth.
+    /// Bytes of keys and values, without this record.
     pub meta_bytes: i64,
 }
 

@@ -37,7 +37,9 @@ pub mod exclusive;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use parking_lot::Mutex;
-use vos_api::fs::{ENTRY, Event, INODE, RECALL_MS, SNAPSHOTS, TELL};
+use vos_api::fs::{ENTRY, Event, INODE, RECALL_MS, TELL};
+
+use crate::snapshots::is_shown;
 use zerocopy::IntoBytes;
 
 use crate::calls::{Reply, Responder};
@@ -269,9 +271,7 @@ impl Leases {
     /// Registers a lease before the state it covers is read. Whether it still stands is decided by [`Leases::deliver`].
     pub fn register(&self, session: u64, ino: u64) -> Seen {
         let mut state = self.state.lock();
-        // What snapshots have changes with every change of the tree: nobody keeps it.
-        let may_be_kept = session != 0 && ino != SNAPSHOTS;
-        if may_be_kept && !state.places.contains_key(&ino) && !state.is_taken(session, ino) {
+        if session != 0 && !state.places.contains_key(&ino) && !state.is_taken(session, ino) {
             state.hold(session, ino);
         }
         let lease = state.holders.get(&ino).and_then(|holders| holders.get(&session));
@@ -281,6 +281,9 @@ impl Leases {
     /// Registers a lease for somebody who reads bytes, waiting for it if need be: then `resume` is called, and what can
     /// go on because of this is answered. `Err`: nothing has to be waited for, `resume` comes back.
     pub fn read(&self, session: u64, ino: u64, pages: Pages, now_ms: u64, resume: Resume) -> Result<Woken, Resume> {
+        if is_shown(ino) {
+            return Err(resume);
+        }
         let mut state = self.state.lock();
         let behind = state.last_number;
         if session != 0 && pages == Pages::Kept && state.ask_to_tell(session, ino, now_ms) {
@@ -315,6 +318,9 @@ impl Leases {
     /// Waits, if need be, until attributes can be told under a lease; `resume` is called then. `Err`: nothing has to be
     /// waited for, `resume` comes back.
     pub fn look(&self, session: u64, ino: u64, look: Look, now_ms: u64, resume: Resume) -> Result<(), Resume> {
+        if is_shown(ino) {
+            return Err(resume);
+        }
         let mut state = self.state.lock();
         let reader = Reader { session, ino, wish: Wish::Attributes(look), behind: state.last_number, resume };
         let is_taken = session != 0 && state.ask_to_tell(session, ino, now_ms);
@@ -609,6 +615,10 @@ impl State {
     }
 
     fn hold(&mut self, session: u64, ino: u64) {
+        // There would be one for each inode that anybody looked at in any snapshot, and nothing to ask them back.
+        if is_shown(ino) {
+            return;
+        }
         if !self.may_hold(session) {
             return;
         }

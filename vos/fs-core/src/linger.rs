@@ -70,6 +70,14 @@ impl Lingering {
         self.blocks.remove(&ino).is_some()
     }
 
+    /// They could not be removed yet, and are tried again.
+    fn put_back(&mut self, inos: &[u64], now_ms: u64) {
+        for ino in inos {
+            self.blocks.insert(*ino, 0);
+            self.files.push_back((*ino, now_ms));
+        }
+    }
+
     #[must_use]
     fn due(&mut self, now_ms: u64) -> Vec<u64> {
         let mut due = Vec::new();
@@ -132,8 +140,16 @@ impl Fs {
             return Ok(false);
         }
         let all = self.lingering.lock().take_all();
-        self.reap(&all)?;
-        Ok(!all.is_empty())
+        match self.reap(&all) {
+            Ok(()) => Ok(!all.is_empty()),
+            Err(Errno::NoSpace) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Those that are left for a time when snapshots leave more room.
+    pub(crate) fn put_back(&self, inos: &[u64]) {
+        self.lingering.lock().put_back(inos, self.now());
     }
 
     /// What snapshots have of those that are removed takes room among the metadata.
@@ -142,8 +158,10 @@ impl Fs {
     }
 
     fn reap_or_leave(&self, inos: &[u64]) {
-        if let Err(errno) = self.reap(inos) {
-            tracing::warn!(count = inos.len(), "removing them is left to the next start: {errno}");
+        match self.reap(inos) {
+            // They were put back.
+            Ok(()) | Err(Errno::NoSpace) => {}
+            Err(errno) => tracing::warn!(count = inos.len(), "removing them is left to the next start: {errno}"),
         }
     }
 }

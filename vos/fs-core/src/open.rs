@@ -13,7 +13,7 @@ use redb::{Builder, Database};
 use crate::alloc::Allocator;
 use crate::aside::Aside;
 use crate::backend::RegionBackend;
-use crate::core::{Found, Fs, Options, State, held};
+use crate::core::{Found, Fs, Options, State};
 use crate::device::{BLOCK, BLOCK64, BlockDevice};
 use crate::error::{Errno, OpenError, StoreError};
 use crate::extents::{Run, Window};
@@ -105,7 +105,8 @@ fn make(device: &Arc<dyn BlockDevice>, options: &Options) -> Result<Layout, Open
         meta_bytes: 0,
     };
     let frozen = store.freeze();
-    store.commit(&frozen, &[(key(tag::STATE), Some(state.encode()))].into(), Room::Plenty)?;
+    let state = |meta_bytes| (key(tag::STATE), Some(State { meta_bytes, ..state }.encode()));
+    store.commit(&frozen, &Default::default(), Room::Plenty, state)?;
     drop(store);
     device.flush()?;
     // Last: a volume whose making was interrupted is still blank.
@@ -147,7 +148,7 @@ fn recover(
     let state = store.get(&key(tag::STATE))?.ok_or(OpenError::Damaged("no checkpoint record"))?;
     let state = State::decode(&state)?;
     let mut blocks = load_bitmap(&store, &layout)?;
-    blocks.hold(held(&store.base(), &layout)?);
+    blocks.hold(store.base().held(layout.data_blocks)?);
 
     let mut counters = state.counters;
     let mut applied = state.tail.applied;

@@ -10,7 +10,7 @@ use vos_api::fs::{ROOT, SNAPSHOTS, SNAPSHOTS_NAME, SYMLINK_BYTES_MAX, XATTR_VALU
 
 use crate::error::StoreError;
 use crate::extents::Window;
-use crate::model::{CookieEntry, DIRECTORY, Entry, Inode, Reader, key_name, key1, tag};
+use crate::model::{CookieEntry, DIRECTORY, Entry, Inode, Reader, key_name, key1, number_of, tag};
 use crate::open::FIRST_COOKIE;
 use crate::store::{Change, Key};
 
@@ -75,6 +75,13 @@ pub fn are_changed(changes: &BTreeMap<Key, Change>) -> bool {
     changes.range(key1(tag::SNAPSHOT, 0)..key1(tag::SNAPSHOT, u64::MAX)).next().is_some()
 }
 
+/// Whether one is removed.
+pub fn are_leaving(changes: &BTreeMap<Key, Change>) -> bool {
+    let records = changes.range(key1(tag::SNAPSHOT, 0)..key1(tag::SNAPSHOT, u64::MAX));
+    let decode = |(key, change): (&Key, &Change)| Snapshot::decode(number_of(key, 0)?, change.as_ref()?).ok();
+    records.filter_map(decode).any(|snapshot| snapshot.is_leaving)
+}
+
 /// Bytes that a checkpoint may have to keep of what this key had, at most.
 pub fn kept_bytes_max(key: &[u8]) -> usize {
     const OTHERS: usize = 512;
@@ -92,6 +99,11 @@ pub fn is_of_snapshot(key: &[u8]) -> bool {
     // The upper half of the number of an inode.
     let is_marked = key.get(1).is_some_and(|byte| byte & (SNAPSHOTS >> 56) as u8 != 0);
     is_marked && key.len() >= 9 && is_of_tree(key) && key.first() != Some(&tag::BITMAP)
+}
+
+/// Whether only a snapshot has the inode, or it is [`SNAPSHOTS`].
+pub fn is_shown(ino: u64) -> bool {
+    ino & SNAPSHOTS != 0
 }
 
 /// Whether a key asks what [`SNAPSHOTS_NAME`] of the root leads to.

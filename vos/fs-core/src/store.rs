@@ -12,9 +12,11 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use redb::{Database, Durability};
+use vos_api::fs::{ROOT, SNAPSHOTS_NAME};
 
 use crate::base::{Base, Writing};
 use crate::error::StoreError;
+use crate::model::{key_name, tag};
 use crate::snapshots::{is_of_snapshot, is_way_in, kept_bytes_max, way_in};
 
 pub type Key = Vec<u8>;
@@ -89,6 +91,12 @@ impl Store {
         let found = self.get_now(key)?;
         // A file of this name that was there before there were snapshots stays where it is.
         Ok(found.or_else(|| is_way_in(key).then(|| way_in().encode())))
+    }
+
+    /// Whether the tree has something of its own where snapshots would be found.
+    pub fn has_own_way_in(&self) -> bool {
+        let key = key_name(tag::ENTRY, ROOT, SNAPSHOTS_NAME);
+        self.get_now(&key).is_ok_and(|found| found.is_some())
     }
 
     fn get_now(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
@@ -216,8 +224,15 @@ impl Store {
         frozen
     }
 
-    /// Makes the frozen changes and `extra` durable in one step. Answers by how many bytes the store grew.
-    pub fn commit(&self, frozen: &Changes, extra: &Changes, room: Room) -> Result<i64, StoreError> {
+    /// Makes the frozen changes and `extra` durable in one step, and `last` of the bytes by which the store grew, which it
+    /// answers.
+    pub fn commit(
+        &self,
+        frozen: &Changes,
+        extra: &Changes,
+        room: Room,
+        last: impl FnOnce(i64) -> (Key, Change),
+    ) -> Result<i64, StoreError> {
         if room == Room::Scarce {
             begin_durable(&self.db)?.commit()?;
         }
@@ -228,7 +243,10 @@ impl Store {
                 tables.apply(key, change)?;
             }
             tables.go_on_leaving()?;
-            tables.grown
+            let grown = tables.grown;
+            let (key, change) = last(grown);
+            tables.apply(&key, &change)?;
+            grown
         };
         write.commit()?;
         let base = Arc::new(Base::open(&self.db)?);

@@ -46,7 +46,8 @@ impl<'a> Txn<'a> {
 
     /// Nothing may.
     pub fn changes_snapshots(&self) -> bool {
-        self.changes.keys().any(|key| is_of_snapshot(key) || is_way_in(key))
+        let is_shown = |key: &Key| is_of_snapshot(key) || is_way_in(key) && !self.store.has_own_way_in();
+        self.changes.keys().any(is_shown)
     }
 
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Errno> {

@@ -552,3 +552,40 @@ fn large_files_of_a_snapshot_do_not_overfill_the_metadata_when_they_go() {
     fs.tick(1 << 40);
     assert_sound(&fs);
 }
+
+#[test]
+fn what_comes_and_goes_costs_a_snapshot_nothing() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(VOLUME_BYTES));
+    let fs = Fs::open(device, Options::inline(1)).expect("a new volume");
+    let mut client = Client { fs: fs.clone(), session: 0, sequence: 0 };
+    let stays = attr_of(&client.make(api::MKNOD, 1, "stays", FILE, 1)).ino.get();
+    take(&mut client, "then");
+    let room = |client: &Client| {
+        client.fs.checkpoint().expect("a checkpoint");
+        let space = client.read_call(api::STATFS, [0; 3], &[]).results;
+        (space[1], space[3])
+    };
+    let come_and_go = |client: &mut Client, number: u64, between: bool| {
+        let name = format!("journal {number}");
+        let ino = attr_of(&client.make(api::MKNOD, 1, &name, FILE, 1)).ino.get();
+        assert_eq!(client.write(ino, 0, b"transaction", 1).status, 0);
+        let opened = client.change(api::OPEN, 0, [stays, 0, 0], &[]);
+        if between {
+            client.fs.checkpoint().expect("a checkpoint");
+        }
+        assert_eq!(client.change(api::RELEASE, 0, [stays, opened.results[0], 0], &[]).status, 0);
+        assert_eq!(client.change(api::UNLINK, 0, [1, 0, 9], name.as_bytes()).status, 0);
+        client.fs.tick(number * 4000);
+    };
+    for number in 1..10 {
+        come_and_go(&mut client, number, number % 2 == 0);
+    }
+    fs.tick(1 << 40);
+    let before = room(&client);
+    for number in 10..200 {
+        come_and_go(&mut client, number, number % 2 == 0);
+    }
+    fs.tick(1 << 41);
+    assert_eq!(room(&client), before);
+    assert_sound(&fs);
+}

@@ -479,8 +479,7 @@ async fn wish_of(
         loop {
             let read = || records::dc_view(engine, &dc)?.ok_or_else(|| no_such_dc(&dc));
             let mut view = known.take().map_or_else(read, Ok)?;
-            let wished = view.record.go_back.as_ref().map(|wish| &wish.snapshot);
-            if let Some(snapshot) = snapshot.as_ref().filter(|snapshot| wished != Some(*snapshot)) {
+            if let Some(snapshot) = &snapshot {
                 demand_stopped(&view, snapshot)?;
                 changes::demand_snapshots(level::of(engine)?)?;
             }
@@ -564,7 +563,10 @@ async fn withdraw(api: &Arc<Api>, wished: &DcView, desired: Desired, failed: Fai
     if let Err(Failure(why)) = await_stop(api, &view, STOP_LIMIT).await {
         tracing::warn!(dc, %why, "a container that did not start still ends");
     }
-    failed.0.hint(format!("dvs dc start {dc} again, once the reason is gone; it is stopped, as it was")).into()
+    let is_back = wished.record.go_back.as_ref().map(|wish| &wish.snapshot);
+    let tree =
+        is_back.map(|snapshot| format!(", its tree as it was, or as it was for '{snapshot}'")).unwrap_or_default();
+    failed.0.hint(format!("dvs dc start {dc} again, once the reason is gone; it is stopped, as it was{tree}")).into()
 }
 
 /// Nothing where the wish is another one by now.

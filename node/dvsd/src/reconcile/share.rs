@@ -139,9 +139,10 @@ impl Share {
         self.options_where(part, |_| true)
     }
 
-    /// Those of which a server hears by nothing else while it runs.
+    /// Those of which a server hears by nothing else while it runs, and that are not for its beginning alone.
     pub fn lasting_options(&self, part: &Part) -> Option<Value> {
-        self.options_where(part, |setting| setting != Setting::Copies)
+        const BEGINNING: [Setting; 3] = [Setting::Copies, Setting::GoBackTo, Setting::GoBackNumber];
+        self.options_where(part, |setting| !BEGINNING.contains(&setting))
     }
 
     fn options_where(&self, part: &Part, is_meant: impl Fn(Setting) -> bool) -> Option<Value> {

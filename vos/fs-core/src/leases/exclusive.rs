@@ -100,6 +100,11 @@ impl Leases {
         self.state.lock().mailboxes.entry(session).or_default().is_of_before = !tell;
     }
 
+    /// Whether a client is of an earlier release, as its node may be.
+    pub fn has_of_before(&self) -> bool {
+        self.state.lock().mailboxes.values().any(|mailbox| mailbox.is_of_before)
+    }
+
     /// Whether the session has the inode for itself, or may have had it so when the server before this one ended.
     pub fn is_own(&self, session: u64, ino: u64) -> bool {
         let state = self.state.lock();

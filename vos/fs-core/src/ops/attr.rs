@@ -29,7 +29,7 @@ pub(super) fn setattr(job: &Arc<Job>, Setattr { ino, time_ns, wanted }: Setattr)
     }
     let _file;
     let mut cut = super::space::Cut::default();
-    let mut growth = Growth::Shrinks;
+    let mut growth = Growth::Owed;
     if resizes {
         let inode = fs.read_inode(ino)?;
         match inode.is_file() {

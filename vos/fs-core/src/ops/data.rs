@@ -25,6 +25,7 @@ use crate::log::DataWrite;
 use crate::model::{Inode, key2, tag};
 use crate::ops::attr::kill_set_id_if_asked;
 use crate::readahead::Load;
+use crate::snapshots::is_shown;
 use crate::txn::Txn;
 
 /// Reads and writes up to this size leave their blocks in the cache; larger ones would empty it.
@@ -546,6 +547,10 @@ pub(super) fn copy(job: &Arc<Job>, it: CopyRange) -> Result<(), Errno> {
     }
     let mut data = vec![0; bytes as usize];
     let got = job.fs.read_range(source, from, &mut data)?;
+    if is_shown(source) {
+        // Of one that was removed meanwhile these may be holes that there were not.
+        job.fs.read_inode(source)?;
+    }
     data.truncate(got);
     // Of the marks the one that both operations have.
     put(job, target, Position::At(to), &data, it.time_ns.get(), it.marks & api::KILL_SUID)

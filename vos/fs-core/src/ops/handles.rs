@@ -17,8 +17,9 @@ use crate::locks;
 use crate::log::RECORD_BYTES_MAX;
 use crate::model::{Inode, key, key1, key2, number_of, tag};
 use crate::ops::attr::kill_set_id_if_asked;
-use crate::ops::{O_ACCMODE, O_TRUNC, snapshots};
+use crate::ops::{O_ACCMODE, O_TRUNC};
 use crate::sessions::is_unused;
+use crate::snapshots::is_shown;
 use crate::store::{From, Key};
 use crate::txn::Txn;
 
@@ -34,7 +35,7 @@ pub(super) fn open(job: &Arc<Job>, Open { marks, ino, flags, time_ns }: Open) ->
     let session = job.call.session;
     let fs = &job.fs;
     fs.leases.register(session, ino);
-    if snapshots::is_shown(ino) && flags & O_ACCMODE != 0 {
+    if is_shown(ino) && flags & O_ACCMODE != 0 {
         return Err(Errno::ReadOnly);
     }
     let _file;
@@ -69,7 +70,7 @@ pub(crate) fn add(txn: &mut Txn<'_>, session: u64, ino: u64) -> Result<u64, Errn
     let handle = txn.counters.next_handle;
     txn.counters.next_handle += 1;
     // What a snapshot shows does not count who has it open: it stays as long as the snapshot does.
-    if !snapshots::is_shown(ino) {
+    if !is_shown(ino) {
         inode.opens = inode.opens.checked_add(1).ok_or(Errno::NoSpace)?;
         txn.put_inode(ino, &inode);
     }
@@ -116,7 +117,7 @@ pub(crate) fn close(txn: &mut Txn<'_>, session: u64, handle: u64) -> Result<Opti
         Err(Errno::Gone) => return Ok(None),
         Err(errno) => return Err(errno),
     };
-    if snapshots::is_shown(ino) {
+    if is_shown(ino) {
         return Ok(None);
     }
     inode.opens = inode.opens.saturating_sub(1);
@@ -173,6 +174,7 @@ impl Fs {
         let mut left = inos;
         while !left.is_empty() {
             if !self.may_reap() {
+                self.put_back(left);
                 return Err(Errno::NoSpace);
             }
             let (mut done, mut removed) = (0, Vec::new());
@@ -210,15 +212,12 @@ impl Fs {
             for (stored, _) in &found {
                 let ino = number_of(stored, 0).ok_or(Errno::Io)?;
                 let inode = self.read_inode(ino)?;
-                let is_left = match is_unused(&inode) && inode.is_dir() {
-                    true => true,
+                match is_unused(&inode) && inode.is_dir() {
+                    true => self.linger(Some(Orphan::new(ino, &inode))),
                     false => match self.reap(&[ino]) {
-                        Err(Errno::NoSpace) => true,
-                        reaped => reaped.map(|()| false)?,
+                        Ok(()) | Err(Errno::NoSpace) => {}
+                        Err(errno) => return Err(errno),
                     },
-                };
-                if is_left {
-                    self.linger(Some(Orphan::new(ino, &inode)));
                 }
             }
             match found.last() {

@@ -7,7 +7,7 @@ mod dir;
 pub(crate) mod handles;
 mod names;
 mod place;
-pub(crate) mod snapshots;
+mod snapshots;
 mod space;
 mod xattr;
 
@@ -24,6 +24,7 @@ use crate::leases::{Look, Touch};
 use crate::locks::{self, Held, LockTable, UNLOCK};
 use crate::model::{DIRECTORY, Entry, Inode, KIND_MASK, key_name, key1, tag};
 use crate::ops::names::{Kind, Making};
+use crate::snapshots::is_shown;
 use crate::txn::checked;
 
 const O_ACCMODE: u64 = 0o3;
@@ -31,6 +32,28 @@ const O_TRUNC: u64 = 0o1000;
 
 /// A request that changes nothing.
 pub(crate) fn read(fs: &Arc<Fs>, call: &Call) -> Result<Reply, Errno> {
+    let reply = look(fs, call);
+    // Of one that was removed meanwhile it found nothing, or not all.
+    if let Some(ino) = looked_through(call).filter(|ino| is_shown(*ino)) {
+        fs.read_inode(ino)?;
+    }
+    reply
+}
+
+fn looked_through(call: &Call) -> Option<u64> {
+    Some(match call.request().ok()? {
+        Request::Lookup(it) => it.parent,
+        Request::Readlink(it) => it.ino,
+        Request::Read(it) => it.ino,
+        Request::Readdir(it) => it.ino,
+        Request::Getxattr(it) => it.ino,
+        Request::Listxattr(it) => it.ino,
+        Request::Lseek(it) => it.ino,
+        _ => return None,
+    })
+}
+
+fn look(fs: &Arc<Fs>, call: &Call) -> Result<Reply, Errno> {
     match call.request()? {
         Request::Lookup(it) => names::lookup(fs, call, it),
         Request::Getattr(it) => attr::getattr(fs, call, it),

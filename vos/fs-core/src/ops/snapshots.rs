@@ -10,36 +10,46 @@ use crate::core::Growth;
 use crate::error::{Errno, StoreError};
 use crate::model::{Reader, key, key1, number_of, tag};
 use crate::ops::names::{Making, attr_reply};
-use crate::snapshots::{COUNT_MAX, ID_MAX, INO_MAX, Snapshot, is_of_snapshot, outer};
+use crate::snapshots::{COUNT_MAX, ID_MAX, INO_MAX, Snapshot, outer};
 use crate::txn::{Txn, checked};
 
 pub(super) fn take(job: &Arc<Job>, making: &Making<'_>) -> Result<(), Errno> {
     let fs = &job.fs;
+    // A server of such a release, which may be there next, would refuse the volume.
+    if fs.leases.has_of_before() {
+        return Err(Errno::NotSupported);
+    }
+    next(&Txn::new(&fs.store, fs.counters()), making.name)?;
     fs.become_one_with_snapshots()?;
     job.transact_and_commit(Growth::Grows, |txn| {
-        let all = snapshots(txn)?;
-        if all.iter().any(|snapshot| !snapshot.is_leaving && snapshot.name == making.name) {
-            return Err(Errno::Exists);
-        }
-        // What was there before there were snapshots, and would hide them.
-        let shown = txn.entry(api::ROOT, SNAPSHOTS_NAME)?;
-        if shown.is_some_and(|entry| entry.ino != SNAPSHOTS) {
-            return Err(Errno::NotDirectory);
-        }
-        let next = key(tag::SNAPSHOT);
-        let id = txn.get(&next)?.map_or(Some(1), |bytes| Reader(&bytes).u64()).ok_or(Errno::Io)?;
-        if all.len() >= COUNT_MAX || id > ID_MAX || txn.counters.next_ino > INO_MAX {
-            return Err(Errno::TooManyLinks);
-        }
+        let id = next(txn, making.name)?;
         let made_ns = making.create.time_ns.get();
         let name = making.name.to_vec();
         let snapshot = Snapshot { id, made_ns, is_leaving: false, name };
-        txn.put(next, (id + 1).to_le_bytes().to_vec());
+        txn.put(key(tag::SNAPSHOT), (id + 1).to_le_bytes().to_vec());
         txn.put(snapshot.key(), snapshot.encode());
         let root = txn.inode(api::ROOT)?;
         // Without a lease: it is of the checkpoint that follows, and others may change the tree before that.
         Ok(attr_reply(snapshot.root(), &root, 0))
     })
+}
+
+/// The number of the next one, if it can be taken.
+fn next(txn: &Txn<'_>, name: &[u8]) -> Result<u64, Errno> {
+    let all = snapshots(txn)?;
+    if all.iter().any(|snapshot| !snapshot.is_leaving && snapshot.name == name) {
+        return Err(Errno::Exists);
+    }
+    // What was there before there were snapshots, and would hide them.
+    let shown = txn.entry(api::ROOT, SNAPSHOTS_NAME)?;
+    if shown.is_some_and(|entry| entry.ino != SNAPSHOTS) {
+        return Err(Errno::NotDirectory);
+    }
+    let id = txn.get(&key(tag::SNAPSHOT))?.map_or(Some(1), |bytes| Reader(&bytes).u64()).ok_or(Errno::Io)?;
+    if all.len() >= COUNT_MAX || id > ID_MAX || txn.counters.next_ino > INO_MAX {
+        return Err(Errno::TooManyLinks);
+    }
+    Ok(id)
 }
 
 pub(super) fn remove(job: &Arc<Job>, name: &[u8]) -> Result<(), Errno> {
@@ -62,7 +72,44 @@ fn snapshots(txn: &Txn<'_>) -> Result<Vec<Snapshot>, Errno> {
     Ok(found.into_iter().map(decode).collect::<Result<_, _>>()?)
 }
 
-/// Whether only a snapshot has the inode.
-pub(crate) fn is_shown(ino: u64) -> bool {
-    is_of_snapshot(&key1(tag::INODE, ino))
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Fs;
+    use crate::calls::Call;
+    use crate::core::Options;
+    use crate::model::{CookieEntry, DIRECTORY, Entry, Inode, key_name, key2};
+    use crate::testing::MemoryDevice;
+    use zerocopy::{FromZeros, IntoBytes};
+
+    fn status(fs: &Arc<Fs>, op: u16, args: [u64; 3], data: &[u8]) -> u32 {
+        fs.call(Call { op, args, data: data.to_vec(), capacity: 1 << 20, ..Call::default() }).status
+    }
+
+    #[test]
+    fn directory_of_this_name_that_was_there_before_is_one_like_others() {
+        let fs = Fs::open(Arc::new(MemoryDevice::new(64 << 20)), Options::inline(1)).expect("a new volume");
+        let root = fs.read_inode(api::ROOT).expect("a root");
+        let (ino, cookie) = (9, root.next_cookie);
+        let own = Inode { mode: DIRECTORY | 0o755, links: 2, parent: 1, next_cookie: 3, ..Inode::default() };
+        let more = Inode { links: root.links + 1, next_cookie: cookie + 1, entries: root.entries + 1, ..root };
+        fs.store.apply([
+            (key1(tag::INODE, api::ROOT), Some(more.encode())),
+            (key1(tag::INODE, ino), Some(own.encode())),
+            (key_name(tag::ENTRY, 1, SNAPSHOTS_NAME), Some(Entry { ino, cookie, kind: DIRECTORY }.encode())),
+            (key2(tag::COOKIE, 1, cookie), Some(CookieEntry::encode(ino, DIRECTORY, SNAPSHOTS_NAME))),
+        ]);
+        let create = api::Create { mode: 0o755.into(), ..api::Create::new_zeroed() };
+        let make = |parent, name: &str| {
+            let data = [create.as_bytes(), name.as_bytes()].concat();
+            status(&fs, api::MKDIR, [parent, name.len() as u64, 1], &data)
+        };
+        assert_eq!(make(ino, "inside"), 0);
+        assert_eq!(make(SNAPSHOTS, "one"), Errno::NotDirectory.number(), "nobody could find it");
+        let rename = [&10_u16.to_le_bytes()[..], SNAPSHOTS_NAME, b"own"].concat();
+        assert_eq!(status(&fs, api::RENAME, [1, 1, 5], &rename), 0);
+        assert_eq!(make(SNAPSHOTS, "one"), 0);
+        assert_eq!(fs.read_entry(1, SNAPSHOTS_NAME).expect("it is read").map(|entry| entry.ino), Some(SNAPSHOTS));
+        assert_eq!(fs.read_entry(1, b"own").expect("it is read").map(|entry| entry.ino), Some(ino));
+    }
 }

@@ -72,9 +72,7 @@ impl Fs {
         if found.len() < STEP_WINDOWS {
             return Ok(Progress::Last);
         }
-        if !self.may_reap() {
-            return Err(Errno::NoSpace);
-        }
+        self.demand_room_for_snapshots()?;
         self.transact_quietly(|txn| {
             let mut inode = txn.inode(ino)?;
             for (key, value) in found {

@@ -173,12 +173,20 @@ impl<'a> Point<'a> {
         }
         let name = format!("backup-{id:016x}");
         let request = Request::Take { name: name.clone() };
-        block_on(carry_out(daemon, &options.dc, options.node.as_deref(), &request))?.map_err(|failure| {
+        // From here on it is removed, whether it was taken or not.
+        let point = point(Some(&name), Some(name.clone()));
+        block_on(async {
+            tokio::select! {
+                taken = carry_out(daemon, &options.dc, options.node.as_deref(), &request) => taken,
+                interrupted = interruption("the same again") => Err(interrupted),
+            }
+        })?
+        .map_err(|failure| {
             let because = std::iter::once(failure.what).chain(failure.because);
             let failure = because.fold(failed(options), Failure::because_text);
             failure.hint(format!("without a snapshot: dvs dc backup --live {} FILE", options.dc))
         })?;
-        Ok(point(Some(&name), Some(name.clone())))
+        Ok(point)
     }
 }
 
@@ -186,7 +194,7 @@ impl Drop for Point<'_> {
     fn drop(&mut self) {
         let Some(name) = self.taken.take() else { return };
         let Options { dc, node, .. } = self.options;
-        let request = Request::Remove { name: name.clone() };
+        let request = Request::Forget { name: name.clone() };
         if !matches!(block_on(carry_out(self.daemon, dc, node.as_deref(), &request)), Ok(Ok(()))) {
             say(&format!("dvs: snapshot '{name}' is left: dvs fs snapshot rm {dc} {name}"));
         }

@@ -17,6 +17,10 @@ use crate::output::{self, Format, Row};
 
 /// In the tree, where snapshots are.
 pub const SNAPSHOTS: &str = ".snapshots";
+/// Its inode, as the file server has it (`vos_api::fs::SNAPSHOTS`), which a binary without the machinery does not know.
+const SNAPSHOTS_INO: u64 = 1 << 62;
+#[cfg(feature = "machinery")]
+const _: () = assert!(SNAPSHOTS_INO == vos_api::fs::SNAPSHOTS);
 const NAME_BYTES_MAX: usize = 255;
 /// stat(2)'s unit.
 const STAT_BLOCK: u64 = 512;
@@ -34,6 +38,10 @@ pub enum Request {
     Remove {
         name: String,
     },
+    /// The same, if there is one.
+    Forget {
+        name: String,
+    },
     /// Whether there is one.
     Find {
         name: String,
@@ -49,13 +57,18 @@ impl Request {
             Request::Scrub => vec!["scrub"],
             Request::Take { name } => vec!["take", "--", name],
             Request::Remove { name } => vec!["remove", "--", name],
+            Request::Forget { name } => vec!["forget", "--", name],
             Request::Find { name } => vec!["find", "--", name],
         }
     }
 
     /// Whether the name can be one.
     pub fn check(&self) -> Result<(), Failure> {
-        let (Request::Take { name } | Request::Remove { name } | Request::Find { name }) = self else { return Ok(()) };
+        let (Request::Take { name } | Request::Remove { name } | Request::Forget { name } | Request::Find { name }) =
+            self
+        else {
+            return Ok(());
+        };
         let is_name = !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains(['/', '\0']);
         if is_name && name != "." && name != ".." {
             return Ok(());
@@ -126,6 +139,9 @@ impl Row for Space {
 
 pub fn execute(format: Format, dc: &str, request: &Request) -> Outcome {
     let directory = Path::new(TREE).join(SNAPSHOTS);
+    if *request != Request::Df {
+        demand_way_in(dc, &directory)?;
+    }
     match request {
         Request::List => {
             let all = all(dc, &directory)?;
@@ -147,11 +163,33 @@ pub fn execute(format: Format, dc: &str, request: &Request) -> Outcome {
             let found = view(name.clone(), path).map_err(|cause| not_found(dc, name, &cause))?;
             done(format, &found)
         }
+        Request::Forget { name } => match fs::remove_dir(directory.join(name)) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => Err(not_removed(dc, name, &cause)),
+            _ => done(format, &Gone::new(name)),
+        },
         Request::Remove { name } => {
             fs::remove_dir(directory.join(name)).map_err(|cause| not_removed(dc, name, &cause))?;
             say(&format!("snapshot '{name}' of '{dc}' is removed"));
             done(format, &Gone::new(name))
         }
+    }
+}
+
+/// In a directory of the tree's own nobody takes snapshots.
+fn demand_way_in(dc: &str, directory: &Path) -> Result<(), Failure> {
+    let failure = || Failure::new(format!("the file tree of '{dc}' has no snapshots"));
+    match fs::symlink_metadata(directory) {
+        Ok(there) if there.ino() == SNAPSHOTS_INO => Ok(()),
+        Ok(_) => {
+            let failure = failure().because_text(format!("it has something of its own called {SNAPSHOTS}"));
+            Err(failure.hint(format!("rename it: dvs run {dc} -- mv {TREE}/{SNAPSHOTS} {TREE}/other")))
+        }
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
+            let failure =
+                failure().because_text("its file server, or the file gate of the node, is of an earlier release");
+            Err(failure.hint(format!("dvs restart {dc}")))
+        }
+        Err(cause) => Err(not_read(dc, &cause)),
     }
 }
 
@@ -198,7 +236,8 @@ fn view(name: String, path: PathBuf) -> io::Result<SnapshotView> {
 
 fn space(dc: &str, directory: &Path) -> Result<Space, Failure> {
     let tree = rustix::fs::statvfs(TREE).map_err(|cause| not_read(dc, &cause))?;
-    let snapshots = fs::metadata(directory).map_err(|cause| not_read(dc, &cause))?;
+    // Of an earlier release, or with something of its own there, it has none.
+    let snapshots = fs::symlink_metadata(directory).ok().filter(|there| there.ino() == SNAPSHOTS_INO);
     Ok(Space {
         dc: dc.to_owned(),
         bytes: tree.f_blocks * tree.f_frsize,
@@ -206,8 +245,8 @@ fn space(dc: &str, directory: &Path) -> Result<Space, Failure> {
         free_bytes: tree.f_bavail * tree.f_frsize,
         files: tree.f_files - tree.f_ffree.min(tree.f_files),
         files_free: tree.f_favail,
-        snapshots: snapshots.nlink().saturating_sub(2),
-        snapshot_bytes: snapshots.blocks() * STAT_BLOCK,
+        snapshots: snapshots.as_ref().map_or(0, |all| all.nlink().saturating_sub(2)),
+        snapshot_bytes: snapshots.as_ref().map_or(0, |all| all.blocks() * STAT_BLOCK),
     })
 }
 
@@ -224,13 +263,6 @@ fn not_taken(dc: &str, name: &str, cause: &io::Error) -> Failure {
         Some(Errno::EXIST) => failure.because_text("there is one of this name").hint("another name"),
         Some(Errno::MLINK) => failure.because_text("there are 64, which is as many as there can be").hint(other),
         Some(Errno::NOSPC) => failure.because_text("the tree has no room for it").hint(format!("dvs fs df {dc}")),
-        Some(Errno::NOTDIR) => {
-            let why = format!("the tree has a file or directory of its own called {SNAPSHOTS}");
-            failure.because_text(why).hint(format!("rename it: dvs run {dc} -- mv {TREE}/{SNAPSHOTS} {TREE}/other"))
-        }
-        Some(Errno::NOENT) => failure
-            .because_text("its file server, or the file gate of the node, is of an earlier release")
-            .hint(format!("dvs restart {dc}")),
         _ => failure.because(cause).hint(format!("dvs dc inspect {dc}")),
     }
 }
