@@ -216,3 +216,46 @@ fn port_that_goes_while_its_daemon_is_away_is_closed_when_that_is_back() {
     cluster.ok(&["dev", "restart", "n1"]);
     eventually("no gate is left", SOON, || (!gates("n1") && !gates("n2")).then_some(()));
 }
+
+#[test]
+fn stopped_container_gets_another_name_and_keeps_all_that_it_has() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &["--fs-node", "n1", "--disk-node", "n1", "-p", "18453:8080"]);
+    cluster.container("other", 1, &[]);
+    cluster.sh("shop", "n2", "echo kept > /dc/file; sync");
+    cluster.ok(&["ds", "put", "shop", "key", "value"]);
+    cluster.ok(&["service", "add", "shop", "clock", "--", "sh", "-c", "echo $DVS_DC >> /dc/names; exec sleep 1000"]);
+    eventually("the service has run", SOON, || {
+        (cluster.sh("shop", "n2", "cat /dc/names || true") == "shop\n").then_some(())
+    });
+    let id = cluster.json(&["dc", "inspect", "shop", "-o", "json"])["id"].clone();
+
+    let (status, said) = cluster.fails(&["rename", "shop", "store"]);
+    assert!(status == 1 && said.contains("not stopped") && said.contains("dvs stop shop"), "{said}");
+    cluster.ok(&["stop", "shop"]);
+    let (status, said) = cluster.fails(&["rename", "shop", "other"]);
+    assert!(status == 1 && said.contains("there is a container 'other' already"), "{said}");
+    cluster.ok(&["rename", "shop", "store"]);
+    let (_, said) = cluster.fails(&["dc", "inspect", "shop"]);
+    assert!(said.contains("there is no container 'shop'"), "{said}");
+    // What a daemon remembers of it has the earlier name.
+    cluster.ok(&["dev", "kill", "n2"]);
+    cluster.ok(&["dev", "restart", "n2"]);
+    let renamed = cluster.json(&["dc", "inspect", "store", "-o", "json"]);
+    assert_eq!((&renamed["id"], &renamed["phase"]), (&id, &"stopped".into()), "{renamed}");
+    // The name is anybody's.
+    cluster.container("shop", 1, &[]);
+    assert_eq!(cluster.sh("shop", "n1", "ls /dc"), "");
+    cluster.ok(&["start", "store"]);
+    assert_eq!(cluster.sh("store", "n2", "cat /dc/file; echo $DVS_DC"), "kept\nstore\n");
+    assert_eq!(cluster.ok(&["ds", "get", "store", "key"]).trim(), "value");
+    eventually("its service goes on", SOON, || {
+        (cluster.sh("store", "n2", "cat /dc/names || true") == "shop\nstore\n").then_some(())
+    });
+    assert!(cluster.ok(&["port", "ls", "store"]).contains("18453"));
+    cluster.ok(&["rm", "--force", "shop"]);
+    assert_eq!(cluster.sh("store", "n1", "cat /dc/file"), "kept\n");
+    cluster.ok(&["rm", "--force", "store"]);
+    let left = std::fs::read_dir(cluster.path_of("n1", "state_dir").join("dcs")).expect("containers").flatten().count();
+    assert_eq!(left, 1, "the other one's");
+}

@@ -168,10 +168,9 @@ fn programs_are_waited_for_stopped_filtered_and_measured() {
 #[test]
 fn words_that_are_not_known_are_answered_with_those_that_are() {
     let cluster = Cluster::up(1);
-    for word in
-        ["pull", "images", "build", "push", "save", "export", "rename", "update", "network", "volume", "compose"]
-            .into_iter()
-            .chain(["system", "login", "swarm", "stack", "diff", "create", "load"])
+    for word in ["pull", "images", "build", "push", "save", "export", "update", "network", "volume", "compose"]
+        .into_iter()
+        .chain(["system", "login", "swarm", "stack", "diff", "create", "load"])
     {
         let (status, said) = cluster.fails(&[word]);
         assert!(status == 2 && said.contains("try: dvs "), "{word}: {said}");

@@ -249,6 +249,14 @@ impl DiskSpec {
     }
 }
 
+/// The name that a container is to have.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct DcRename {
+    pub name: String,
+}
+
 /// What becomes of a disk.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

@@ -34,9 +34,9 @@ pub use access::{
 };
 pub use bytes::{Bytes, NoHex};
 pub use dc::{
-    Dc, DcChange, DcNodeRequest, DcPhase, DcSpec, DiskChange, DiskCopies, DiskCopy, DiskCopyState, DiskDifference,
-    DiskSpec, DiskStore, DiskVerification, Limits, NodeShare, ProcView, ServerMoveRequest, ServerSpec, ServerState,
-    ServerStatus, WaitMode, default_subnet, valid_name,
+    Dc, DcChange, DcNodeRequest, DcPhase, DcRename, DcSpec, DiskChange, DiskCopies, DiskCopy, DiskCopyState,
+    DiskDifference, DiskSpec, DiskStore, DiskVerification, Limits, NodeShare, ProcView, ServerMoveRequest, ServerSpec,
+    ServerState, ServerStatus, WaitMode, default_subnet, valid_name,
 };
 pub use doctor::{CertificateFacts, Examination, Gravity, MemberFacts, NodeFacts, SpaceFacts, Trouble};
 pub use egress::{EgressRule, EgressSpec, NoEgressRule};

@@ -266,6 +266,8 @@ routes! {
         "The programs of a container stand still, its services too; answered when its nodes have followed."
     DcUnpause "dc-unpause": Post DC_UNPAUSE OPERATOR, Changes, &[], None => Answer::One("Dc");
         "The programs of a container go on where they stood."
+    DcRename "dc-rename": Post DC_RENAME OPERATOR, Changes, &[], Some("DcRename") => Answer::One("Dc");
+        "A stopped container has another name."
     DcNodeAdd "dc-node-add": Post DC_NODES OPERATOR, Changes, &[], Some("DcNodeRequest") => Answer::One("Dc");
         "A container spans one node more; answered when that runs it."
     DcNodeRemove "dc-node-remove": Delete DC_NODE OPERATOR, Changes,
@@ -404,10 +406,10 @@ mod tests {
             | DcChannels | Level | Processes | Process | Myself | Services | Service | Ports | Plan | Events => {
                 [false, true, true, true, true, true]
             }
-            DcCreate | DcChange | DcDelete | DcStart | DcStop | DcPause | DcUnpause | DcNodeAdd | DcNodeRemove
-            | Run | Signal | Attach | Logs | Exec | Import | Export | PortAdd | PortRemove | ServiceAdd
-            | ServiceRemove | ServiceStart | ServiceStop | ServiceRestart | ServiceMove | ServerMove | DiskCreate
-            | DiskChange | DiskDelete | DiskVerify | ReplicaAdd | ReplicaRemove | ReplicaPromote => {
+            DcCreate | DcChange | DcDelete | DcStart | DcStop | DcPause | DcUnpause | DcRename | DcNodeAdd
+            | DcNodeRemove | Run | Signal | Attach | Logs | Exec | Import | Export | PortAdd | PortRemove
+            | ServiceAdd | ServiceRemove | ServiceStart | ServiceStop | ServiceRestart | ServiceMove | ServerMove
+            | DiskCreate | DiskChange | DiskDelete | DiskVerify | ReplicaAdd | ReplicaRemove | ReplicaPromote => {
                 [false, false, true, true, true, true]
             }
             Settings | NodeChange | NodeRemove | Authority | AuthorityRotate | Tokens | TokenCreate | TokenRemove

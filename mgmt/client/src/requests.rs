@@ -7,9 +7,9 @@ use hyper::http::Method;
 use mgmt_api::path::{self, fill};
 use mgmt_api::{
     AccessFile, AccessInfo, AccessRequest, ApplyPlan, ApplyRequest, AuthorityState, ChannelInfo, ClusterLevel, Dc,
-    DcChange, DcNodeRequest, DcSpec, DiskChange, DiskSpec, Examination, ExecRequest, Health, MoveRequest, Myself,
-    NewToken, Node, NodeChange, NodeUsage, PortInfo, PortSpec, Process, RunRequest, RunResponse, ServerMoveRequest,
-    ServiceInfo, ServiceSpec, SignalRequest, TokenInfo, TokenRequest, UpgradeState, Version,
+    DcChange, DcNodeRequest, DcRename, DcSpec, DiskChange, DiskSpec, Examination, ExecRequest, Health, MoveRequest,
+    Myself, NewToken, Node, NodeChange, NodeUsage, PortInfo, PortSpec, Process, RunRequest, RunResponse,
+    ServerMoveRequest, ServiceInfo, ServiceSpec, SignalRequest, TokenInfo, TokenRequest, UpgradeState, Version,
 };
 
 use crate::connection::{ACT_SECONDS, ASK_SECONDS, Noted};
@@ -293,6 +293,11 @@ impl Client {
 
     pub async fn unpause_dc(&self, dc: &str) -> Result<Dc, Error> {
         self.json(Method::POST, &named(path::DC_UNPAUSE, &[("dc", dc)]), NONE, ACT_SECONDS).await
+    }
+
+    pub async fn rename_dc(&self, dc: &str, name: &str) -> Result<Dc, Error> {
+        let request = DcRename { name: name.to_owned() };
+        self.json(Method::POST, &named(path::DC_RENAME, &[("dc", dc)]), Some(&request), ACT_SECONDS).await
     }
 
     pub async fn services(&self, dc: &str) -> Result<Vec<ServiceInfo>, Error> {

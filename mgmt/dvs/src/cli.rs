@@ -147,6 +147,7 @@ pub enum Command {
     Pause(pause::PauseOptions),
     Unpause(pause::UnpauseOptions),
     Rm(dc::DeleteOptions),
+    Rename(dc::RenameOptions),
     Inspect(inspect::Options),
     Stats(stats::StatsOptions),
     Top(stats::TopOptions),

@@ -61,7 +61,7 @@ fn similar(error: &clap::Error, meant: &[String]) -> Option<String> {
 
 /// What people type elsewhere, and what it is called here.
 fn known_elsewhere(error: &clap::Error, meant: &[String]) -> Option<String> {
-    const KNOWN: [(&str, &str); 25] = [
+    const KNOWN: [(&str, &str); 24] = [
         ("create", "dvs dc create"),
         ("pull", "dvs import: what images bring is a directory or archive here, started with dvs run --root"),
         ("images", "dvs run DC -- ls /dc: roots are directories of the tree"),
@@ -69,7 +69,6 @@ fn known_elsewhere(error: &clap::Error, meant: &[String]) -> Option<String> {
         ("push", "dvs cp DC:PATH -"),
         ("save", "dvs cp DC:PATH -"),
         ("export", "dvs dc export for its description, dvs cp DC:PATH - for its files"),
-        ("rename", "dvs dc backup, and dvs dc restore under another name"),
         ("update", "dvs dc set"),
         ("network", "dvs port, dvs dc set --egress"),
         ("volume", "dvs import, dvs cp: what is in /dc stays"),

@@ -111,6 +111,17 @@ pub fn releasing(engine: &dyn Lookup, space: &str, owner: &str) -> Result<(Vec<C
     Ok((vec![same], vec![Op::delete(of), Op::delete(used_key)]))
 }
 
+/// Gives the owner's number to another owner, who has none, as a part of a larger transaction.
+pub fn renaming(engine: &dyn Lookup, space: &str, owner: &str, to: &str) -> Result<Choice, EngineError> {
+    let (old, new) = (format!("/ids/{space}/of/{owner}"), format!("/ids/{space}/of/{to}"));
+    let Some(entry) = engine.read(&old)? else { return Err(EngineError::BadValue(old)) };
+    let number = parse(&entry)?;
+    let compares =
+        vec![Compare::Modified { key: old.clone(), at: entry.modified }, Compare::Absent { key: new.clone() }];
+    let ops = vec![Op::put(new, number.to_string()), Op::put(used_key(space, number), to), Op::delete(old)];
+    Ok(Choice { number, compares, ops })
+}
+
 fn parse(entry: &Entry) -> Result<u32, EngineError> {
     let text = std::str::from_utf8(&entry.value).ok();
     text.and_then(|text| text.parse().ok()).ok_or_else(|| EngineError::BadValue(entry.key.clone()))

@@ -91,6 +91,13 @@ use Well::{Elsewhere, Endless, Succeeds};
 const OF_MACHINE: Well = Elsewhere("joining.rs and recovery.rs have machines of their own for it");
 const OF_DEV: Well = Elsewhere("every test does it");
 const BOTH: Well = Elsewhere("stop and start are tried, and this is one after the other");
+const RENAMED: Well = Elsewhere("the others know it by its name: changes.rs");
+const RENAMED_WRONG: &[Wrong] = &[
+    (&["nope", "other"], 1, "nope"),
+    (&["shop", "other"], 1, "not stopped"),
+    (&["idle", "Big"], 1, "Big"),
+    (&["idle", "shop"], 1, "'shop' already"),
+];
 const THE_SAME: Well = Elsewhere("it is dc delete");
 const BY_HAND: Well = Elsewhere("this cluster's certificates are made by hand; joining.rs has one with an authority");
 
@@ -510,6 +517,8 @@ pub const TABLE: &[Row] = &[
         &[(&["nope"], 1, "nope"), (&["idle"], 1, "dvs start idle")],
     ),
     row("rm", &["idle"], Daemon(Operator), Refused, THE_SAME, &[(&["nope"], 1, "nope")]),
+    row("rename", &["idle", "other"], Daemon(Operator), Refused, RENAMED, RENAMED_WRONG),
+    row("dc rename", &["idle", "other"], Daemon(Operator), Refused, RENAMED, RENAMED_WRONG),
     row("events", &["shop"], Daemon(Viewer), Answers, Endless, &[(&["nope"], 1, "nope")]),
     row("info", &[], Daemon(Viewer), Answers, Succeeds, &[(&["--all"], 2, "--all")]),
     row("dc schema", &[], Nobody, Answers, Succeeds, &[(&["shop"], 2, "shop")]),
@@ -658,6 +667,40 @@ pub const TABLE: &[Row] = &[
         &[(&["nope", "t", "v"], 1, "nope")],
     ),
     row("ds pipe", &["shop"], Daemon(Operator), Answers, Succeeds, &[(&["nope"], 1, "nope")]),
+    row("fs df", &["shop"], Daemon(Operator), Answers, Succeeds, &[(&["nope"], 1, "nope")]),
+    row(
+        "fs snapshot create",
+        &["shop", "doomed"],
+        Daemon(Operator),
+        Answers,
+        Succeeds,
+        &[(&["nope", "x"], 1, "nope"), (&["shop", ".."], 2, "no name"), (&["shop", "a/b"], 2, "a/b")],
+    ),
+    row("fs snapshot ls", &["shop"], Daemon(Operator), Answers, Succeeds, &[(&["nope"], 1, "nope")]),
+    row(
+        "fs snapshot restore",
+        &["shop", "doomed"],
+        Daemon(Operator),
+        Refused,
+        Elsewhere("it stops the container: moments.rs"),
+        &[(&["nope", "x"], 1, "nope"), (&["shop", "none"], 1, "none of this name"), (&["shop", "."], 2, "no name")],
+    ),
+    row(
+        "fs snapshot rm",
+        &["shop", "doomed"],
+        Daemon(Operator),
+        Answers,
+        Succeeds,
+        &[(&["nope", "x"], 1, "nope"), (&["shop", "none"], 1, "none of this name")],
+    ),
+    row(
+        "fs scrub",
+        &["shop"],
+        Daemon(Operator),
+        Answers,
+        Succeeds,
+        &[(&["nope"], 1, "nope"), (&["shop", "--node", "n9"], 1, "n9")],
+    ),
     row("node ls", &[], Daemon(Viewer), Answers, Succeeds, &[(&["more"], 2, "more")]),
     row("node inspect", &["{node}"], Daemon(Viewer), Answers, Succeeds, &[(&["n9"], 1, "n9")]),
     row(
@@ -954,6 +997,14 @@ pub const TABLE: &[Row] = &[
             (&["{dir}/none.img", "--size", "z"], 2, "z"),
             (&["{dir}/none.img", "--listen", "nowhere"], 2, "nowhere"),
         ],
+    ),
+    row(
+        "alone check",
+        &["{dir}/none.img"],
+        Files,
+        Answers,
+        Elsewhere("there is no image: moments.rs"),
+        &[(&["{dir}/none.img"], 1, "none.img"), (&["{dir}"], 1, "cannot be checked")],
     ),
     row(
         "alone fs",

@@ -26,7 +26,7 @@ fn schemas() -> Map<String, Value> {
     }
     add! {
         AccessFile AccessInfo AccessRequest AuditEntry AuthorityState ChannelInfo ClusterLevel Dc DcChange
-        ApplyPlan ApplyRequest DcNodeRequest DcSpec DiskChange DiskSpec ErrorBody EventInfo Examination NodeUsage
+        ApplyPlan ApplyRequest DcNodeRequest DcRename DcSpec DiskChange DiskSpec ErrorBody EventInfo Examination NodeUsage
         ExecRequest Health LogPiece JoinAnswer JoinRequest Myself NewToken Node NodeChange MoveRequest NodeFacts Process RunRequest
         PortInfo PortSpec RunResponse ServerMoveRequest ServiceInfo ServiceSpec SignalRequest TokenInfo TokenRequest UpgradeState Version
     }

@@ -39,6 +39,7 @@ pub enum Command {
         dc: String,
     },
     Stop(StopOptions),
+    Rename(RenameOptions),
     Set(Box<set::Options>),
     AddNode(AddNodeOptions),
     RemoveNode(RemoveNodeOptions),
@@ -153,6 +154,30 @@ pub fn start(global: &Global, dc: &str) -> Outcome {
     print(|out| view::changed(out, global.output, &started))
 }
 
+/// Give a container that is stopped another name
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Its files, keys, services, ports and disks are what they were. Its programs find the new name in DVS_DC, and its nodes as \
+n1.NEW.dvs, when it is started.
+
+Examples:
+  dvs stop shop && dvs rename shop store && dvs start store")]
+pub struct RenameOptions {
+    /// Container.
+    #[arg(add = names::containers())]
+    dc: String,
+    /// 1 to 32 of a-z, 0-9 and -, beginning with a letter.
+    name: String,
+}
+
+pub fn rename(global: &Global, options: &RenameOptions) -> Outcome {
+    let RenameOptions { dc, name } = options;
+    let daemon = daemon(global)?;
+    let renamed = block_on(daemon.rename_dc(dc, name))??;
+    say(&format!("container '{dc}' is called '{name}' now"));
+    print(|out| view::changed(out, global.output, &renamed))
+}
+
 /// `grace`: seconds.
 pub fn stop(global: &Global, grace: Option<u32>, dc: &str) -> Outcome {
     let daemon = daemon(global)?;
@@ -176,6 +201,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Create(options) => create::execute(global, *options),
         Command::Start { dc } => start(global, &dc),
         Command::Stop(StopOptions { grace, dc }) => stop(global, grace, &dc),
+        Command::Rename(options) => rename(global, &options),
         Command::Set(options) => set::execute(global, *options),
         Command::AddNode(AddNodeOptions { dc, node }) => {
             let daemon = daemon(global)?;

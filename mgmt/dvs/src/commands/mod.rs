@@ -77,6 +77,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Pause(options) => pause::execute(global, &options),
         Command::Unpause(options) => pause::execute_unpause(global, &options),
         Command::Rm(options) => dc::delete(global, &options),
+        Command::Rename(options) => dc::rename(global, &options),
         Command::Wait(options) => wait::execute(global, &options),
         Command::Info(options) => info::execute(global, &options),
         Command::Inspect(options) => inspect::execute(global, options),

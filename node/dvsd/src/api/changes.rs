@@ -146,6 +146,11 @@ pub fn demand_snapshots(level: u64) -> Result<(), ErrorBody> {
     if level >= records::FORMAT { Ok(()) } else { Err(unknown_to_some("trees that go back to a snapshot")) }
 }
 
+/// Likewise.
+pub fn demand_renaming(level: u64) -> Result<(), ErrorBody> {
+    if level >= records::FORMAT { Ok(()) } else { Err(unknown_to_some("containers that get another name")) }
+}
+
 fn unknown_to_some(what: &str) -> ErrorBody {
     ErrorBody::new(ErrorKind::Conflict, format!("the cluster knows no {what}"))
         .because("daemons of an earlier release are in it")

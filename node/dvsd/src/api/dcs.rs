@@ -451,7 +451,7 @@ fn no_number(error: AllocateError) -> Failure {
     }
 }
 
-fn name_taken(dc: &str) -> Failure {
+pub fn name_taken(dc: &str) -> Failure {
     failure(
         ErrorKind::Conflict,
         format!("there is a container '{dc}' already"),

@@ -11,7 +11,7 @@ use mgmt_api::routes::{Operation, ROUTES};
 use super::failure::{Failure, failure};
 use super::{
     Api, BODY_BYTES_MAX, access, backup, changes, dcs, disks, events, examination, gate, health, joining, nodes, plans,
-    ports, processes, replicas, requests, servers, services, settings, spans, upgrade, usage,
+    ports, processes, renaming, replicas, requests, servers, services, settings, spans, upgrade, usage,
 };
 
 fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
@@ -56,6 +56,7 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
         Operation::DcStop => post(dcs::stop),
         Operation::DcPause => post(dcs::pause),
         Operation::DcUnpause => post(dcs::unpause),
+        Operation::DcRename => post(renaming::rename),
         Operation::DcNodeAdd => post(spans::add),
         Operation::DcNodeRemove => delete(spans::remove),
         Operation::DcChannels => get(dcs::channels),

@@ -29,6 +29,7 @@ pub use nodes::unreachable_since;
 mod processes;
 mod relay;
 pub mod remote;
+mod renaming;
 mod replicas;
 mod requests;
 pub use requests::Requests;

@@ -72,8 +72,10 @@ mod checked {
     pub fn check(global: &Global, options: &CheckOptions) -> Outcome {
         let image = options.image.display().to_string();
         let file = served::open(&options.image, None, Changes::Never)?;
-        let failed =
-            |error: &dyn std::error::Error| Failure::new(format!("'{image}' cannot be checked")).because(error);
+        let failed = |error: &dyn std::error::Error| {
+            let failure = Failure::new(format!("'{image}' cannot be checked")).because(error);
+            failure.hint("the image of a file tree: images/root.img of a container that is stopped")
+        };
         let opened = Image { file, bytes: None, may_be_longer: false, access: Access::ReadOnly };
         let volume = Volume::new(ImageFile::open(opened).map_err(|error| failed(&error))?);
         let device: Arc<dyn BlockDevice> = Arc::new(Overlay::new(Below(volume)));

@@ -191,7 +191,7 @@ fn damaged_file_is_found_by_who_reads_all_of_the_tree_and_by_who_looks_at_the_im
     assert_eq!((&scrubbed[0]["damaged"], &scrubbed[0]["files"]), (&0.into(), &3.into()), "{scrubbed}");
     assert!(names(&cluster).is_empty(), "nothing is left of it");
     cluster.ok(&["stop", DC]);
-    let image = cluster.path_of("n1", "dcs/1/images/root.img");
+    let image = cluster.path_of("n1", "state_dir").join("dcs/1/images/root.img");
     let image = image.to_str().expect("text");
     assert!(cluster.ok(&["alone", "check", "--data", image]).contains("is sound"));
 
