@@ -670,7 +670,7 @@ pub const TABLE: &[Row] = &[
     row("fs df", &["shop"], Daemon(Operator), Answers, Succeeds, &[(&["nope"], 1, "nope")]),
     row(
         "fs snapshot create",
-        &["shop", "doomed"],
+        &["shop", "{new}"],
         Daemon(Operator),
         Answers,
         Succeeds,
@@ -679,7 +679,7 @@ pub const TABLE: &[Row] = &[
     row("fs snapshot ls", &["shop"], Daemon(Operator), Answers, Succeeds, &[(&["nope"], 1, "nope")]),
     row(
         "fs snapshot restore",
-        &["shop", "doomed"],
+        &["shop", "kept"],
         Daemon(Operator),
         Refused,
         Elsewhere("it stops the container: moments.rs"),
@@ -690,7 +690,7 @@ pub const TABLE: &[Row] = &[
         &["shop", "doomed"],
         Daemon(Operator),
         Answers,
-        Succeeds,
+        Elsewhere("it is gone by then"),
         &[(&["nope", "x"], 1, "nope"), (&["shop", "none"], 1, "none of this name")],
     ),
     row(

@@ -145,6 +145,9 @@ impl World {
         let mut files = Files::new();
         cluster.ok(&["dc", "create", "shop", "--nodes", node, "--disk", "64M", "--start"]);
         cluster.ok(&["dc", "create", "idle", "--nodes", node, "--disk", "64M"]);
+        for snapshot in ["kept", "doomed"] {
+            cluster.ok(&["fs", "snapshot", "create", "shop", snapshot]);
+        }
         for key in ["key", "doomed"] {
             cluster.ok(&["ds", "put", "shop", key, "value"]);
         }
