@@ -80,8 +80,8 @@ pub const DC_STOP: &str = "/v1/dcs/{dc}/stop";
 pub const DC_PAUSE: &str = "/v1/dcs/{dc}/pause";
 /// POST: they go on where they stood; 200 with [`crate::Dc`]. Again: the same answer.
 pub const DC_UNPAUSE: &str = "/v1/dcs/{dc}/unpause";
-/// POST [`crate::DcRename`]: a stopped container has another name; 200 with [`crate::Dc`]. 409: it is not stopped, or the
-/// name is taken.
+/// POST [`crate::DcRename`]: a stopped container has another name; 200 with [`crate::Dc`]. 409: it is not stopped, or
+/// the name is taken.
 pub const DC_RENAME: &str = "/v1/dcs/{dc}/rename";
 /// POST [`crate::ServerMoveRequest`]: a server of the container stands on another node; 200 with [`crate::Dc`] when it
 /// serves there. Again: the same answer. 409: it cannot, and why.

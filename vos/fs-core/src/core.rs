@@ -349,8 +349,8 @@ impl Fs {
         self.meta_used() < self.layout.meta_limit()
     }
 
-    /// Room for what snapshots have of what is to be freed. What is on its way counts as the most that it may take, until a
-    /// checkpoint tells.
+    /// Room for what snapshots have of what is to be freed. What is on its way counts as the most that it may take,
+    /// until a checkpoint tells.
     pub(crate) fn demand_room_for_snapshots(&self) -> Result<(), Errno> {
         if self.may_reap() {
             return Ok(());

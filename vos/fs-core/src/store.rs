@@ -224,8 +224,8 @@ impl Store {
         frozen
     }
 
-    /// Makes the frozen changes and `extra` durable in one step, and `last` of the bytes by which the store grew, which it
-    /// answers.
+    /// Makes the frozen changes and `extra` durable in one step, and `last` of the bytes by which the store grew, which
+    /// it answers.
     pub fn commit(
         &self,
         frozen: &Changes,

@@ -1,8 +1,8 @@
 //! Another name for a container that is stopped.
 //!
 //! A container is known by its number; its name is in its key, in the keys of its nodes' reports, and in the key of the
-//! number. All of them change in one transaction, in which the new record comes before the old one goes: whoever hears of
-//! them one after the other never hears that the number is nobody's, which would end what there is of it.
+//! number. All of them change in one transaction, in which the new record comes before the old one goes: whoever hears
+//! of them one after the other never hears that the number is nobody's, which would end what there is of it.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! Reading all that a tree has, as it was at one moment.
 //!
-//! It is the files of a snapshot that are read: no page of them is in memory on any node, so all comes from the disk, and is
-//! compared with its checksums on the way. What is spoiled on one copy of the disk the file server reads from another
-//! one, and mends, as for any reader.
+//! It is the files of a snapshot that are read: no page of them is in memory on any node, so all comes from the disk,
+//! and is compared with its checksums on the way. What is spoiled on one copy of the disk the file server reads from
+//! another one, and mends, as for any reader.
 
 use std::fs::{self, File};
 use std::io;
