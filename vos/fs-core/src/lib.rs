@@ -25,7 +25,7 @@
 //! - `linger`: inodes that have neither a name nor a handle, and stay for a while.
 //! - `calls`: from request to answer.
 //! - `error`: why an operation, or the opening of a volume, failed.
-//! - `overlay`: a device that is looked at and not changed.
+//! - `scratch`: a device that is looked at and not changed.
 //! - `check`: walks a volume and says what does not fit together.
 //! - [`testing`]: devices for tests.
 //!
@@ -60,8 +60,8 @@ mod log;
 mod model;
 mod open;
 mod ops;
-mod overlay;
 mod readahead;
+mod scratch;
 mod sessions;
 mod snapshots;
 mod store;
@@ -73,5 +73,5 @@ pub use check::{Census, Depth, Finding};
 pub use core::{Fs, GoBack, Options, Spawn};
 pub use error::{Errno, OpenError, StoreError};
 pub use layout::VOLUME_BYTES_MIN;
-pub use overlay::Overlay;
+pub use scratch::Scratch;
 pub use sessions::{AWAY_MS_MAX, End};

@@ -3,6 +3,7 @@
 //! - [`FsService`]: the service; which thread does what, and what time makes due.
 //! - [`DiskDevice`]: the virtual disk below it, which refuses a server that has a successor.
 //! - [`main_from_spawn`]: the process.
+//! - [`examine`]: whether a tree that nobody serves is sound.
 //!
 //! Not here: everything that is a file system (`vos/fs-core`), caches of the clients (`gate/gate-fuse`).
 
@@ -12,6 +13,7 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 mod disk;
+pub mod examine;
 mod hold;
 mod server;
 

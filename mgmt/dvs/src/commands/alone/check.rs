@@ -27,11 +27,9 @@ pub use checked::check;
 mod checked {
     use std::io::{self, Write};
     use std::process::ExitCode;
-    use std::sync::Arc;
 
     use disk_core::{Access, Image, ImageFile, ReadInto, Volume};
-    use fs_core::device::{BlockDevice, DeviceError};
-    use fs_core::{Census, Depth, Fs, Options, Overlay};
+    use fs::examine::{ExamineError, Examined, Reading, examine};
     use serde::Serialize;
 
     use super::CheckOptions;
@@ -40,10 +38,6 @@ mod checked {
     use crate::commands::{Outcome, print};
     use crate::errors::{self, Failure};
     use crate::output::{self, Row};
-
-    const META_CACHE_BYTES: usize = 256 << 20;
-    /// A look over what is never written.
-    const READ_ONLY: DeviceError = DeviceError(libc::EROFS);
 
     #[derive(Serialize)]
     struct Checked {
@@ -78,15 +72,18 @@ mod checked {
         };
         let opened = Image { file, bytes: None, may_be_longer: false, access: Access::ReadOnly };
         let volume = Volume::new(ImageFile::open(opened).map_err(|error| failed(&error))?);
-        let device: Arc<dyn BlockDevice> = Arc::new(Overlay::new(Below(volume)));
-        if !Fs::is_on(&*device).map_err(|error| failed(&error))? {
-            let failure = Failure::new(format!("'{image}' holds nothing yet"));
-            return Err(failure.hint(format!("dvs alone fs {image} DIR makes a tree of it")));
-        }
-        let fs = Fs::open(device, how()).map_err(|error| failed(&error))?;
-        let depth = if options.data { Depth::Data } else { Depth::Metadata };
-        let findings = fs.check(depth).map_err(|errno| failed(&io::Error::from_raw_os_error(errno.number() as i32)))?;
-        let Census { inodes, snapshots, bytes } = fs.census();
+        let bytes = volume.bytes();
+        let read = move |offset: u64, out: &mut [u8]| {
+            let bytes = out.len() as u64;
+            volume.read(offset, bytes, &ReadInto::new(out)).map(drop).map_err(rustix::io::Errno::raw_os_error)
+        };
+        let extent = if options.data { Reading::Everything } else { Reading::Metadata };
+        let examined = examine(bytes, read, extent).map_err(|error| match error {
+            ExamineError::Blank => Failure::new(format!("'{image}' holds nothing yet"))
+                .hint(format!("dvs alone fs {image} DIR makes a tree of it")),
+            error => failed(&error),
+        })?;
+        let Examined { inodes, bytes, snapshots, findings } = examined;
         let is_sound = findings.is_empty();
         let checked = Checked { image, inodes, bytes, snapshots, data: options.data, findings };
         print(|out| output::one(out, global.output, &checked, view))?;
@@ -105,46 +102,5 @@ mod checked {
         };
         let amount = format!("{inodes} files and directories, {}, {snapshots} snapshots", output::bytes(*bytes));
         writeln!(out, "{} {verdict} ({amount})", output::printable(image))
-    }
-
-    fn how() -> Options {
-        Options {
-            cache_bytes: 0,
-            meta_cache_bytes: META_CACHE_BYTES,
-            readahead_threads: 0,
-            careful_writes: 0,
-            spawn: Arc::new(|work| work()),
-            seed: [1; 16],
-            now_ms: 0,
-            made_ns: 0,
-            made_by: (0, 0),
-            go_back: None,
-        }
-    }
-
-    /// An image that is only read.
-    struct Below(Volume);
-
-    impl BlockDevice for Below {
-        fn bytes(&self) -> u64 {
-            self.0.bytes()
-        }
-
-        fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-            let read = self.0.read(offset, out.len() as u64, &ReadInto::new(out));
-            read.map(drop).map_err(|errno| DeviceError(errno.raw_os_error()))
-        }
-
-        fn write(&self, _: u64, _: &[u8]) -> Result<(), DeviceError> {
-            Err(READ_ONLY)
-        }
-
-        fn flush(&self) -> Result<(), DeviceError> {
-            Ok(())
-        }
-
-        fn discard(&self, _: u64, _: u64) -> Result<(), DeviceError> {
-            Err(READ_ONLY)
-        }
     }
 }

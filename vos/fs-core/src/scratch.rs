@@ -12,14 +12,14 @@ use crate::device::{BLOCK, BLOCK64, BlockDevice, DeviceError};
 /// `None`: zeros.
 type Blocks = BTreeMap<u64, Option<Box<[u8]>>>;
 
-pub struct Overlay<D> {
+pub struct Scratch<D> {
     below: D,
     written: RwLock<Blocks>,
 }
 
-impl<D: BlockDevice> Overlay<D> {
-    pub fn new(below: D) -> Overlay<D> {
-        Overlay { below, written: RwLock::default() }
+impl<D: BlockDevice> Scratch<D> {
+    pub fn new(below: D) -> Scratch<D> {
+        Scratch { below, written: RwLock::default() }
     }
 
     fn check(&self, offset: u64, bytes: u64) -> Result<(), DeviceError> {
@@ -30,7 +30,7 @@ impl<D: BlockDevice> Overlay<D> {
     }
 }
 
-impl<D: BlockDevice> BlockDevice for Overlay<D> {
+impl<D: BlockDevice> BlockDevice for Scratch<D> {
     fn bytes(&self) -> u64 {
         self.below.bytes()
     }
@@ -106,7 +106,7 @@ mod tests {
                 panic!("it is not to be changed")
             }
         }
-        let fs = Fs::open(Arc::new(Overlay::new(Shared(memory.clone()))), Options::inline(2)).expect("it is recovered");
+        let fs = Fs::open(Arc::new(Scratch::new(Shared(memory.clone()))), Options::inline(2)).expect("it is recovered");
         assert_eq!(fs.check(Depth::Data), Ok(Vec::new()));
         drop(fs);
         assert!(image(&memory) == before);
@@ -116,14 +116,14 @@ mod tests {
     fn what_was_written_is_read_and_what_was_not_comes_from_below() {
         let memory = MemoryDevice::new(8 * BLOCK64);
         memory.write(0, &[1; 8 * BLOCK]).expect("memory");
-        let overlay = Overlay::new(memory);
-        overlay.write(2 * BLOCK64, &[2; 2 * BLOCK]).expect("memory");
-        overlay.discard(3 * BLOCK64, 2 * BLOCK64).expect("memory");
+        let scratch = Scratch::new(memory);
+        scratch.write(2 * BLOCK64, &[2; 2 * BLOCK]).expect("memory");
+        scratch.discard(3 * BLOCK64, 2 * BLOCK64).expect("memory");
         let mut bytes = [9; 6 * BLOCK];
-        overlay.read(BLOCK64, &mut bytes).expect("memory");
+        scratch.read(BLOCK64, &mut bytes).expect("memory");
         let expected = [1, 2, 0, 0, 1, 1];
         assert!(bytes.chunks_exact(BLOCK).zip(expected).all(|(block, byte)| block.iter().all(|it| *it == byte)));
-        assert_eq!(overlay.write(7 * BLOCK64, &[1; 2 * BLOCK]), Err(DeviceError(22)));
-        assert_eq!(overlay.read(1, &mut [0; BLOCK]), Err(DeviceError(22)));
+        assert_eq!(scratch.write(7 * BLOCK64, &[1; 2 * BLOCK]), Err(DeviceError(22)));
+        assert_eq!(scratch.read(1, &mut [0; BLOCK]), Err(DeviceError(22)));
     }
 }
