@@ -11,7 +11,7 @@ const READ_ONLY: DeviceError = DeviceError(libc::EROFS);
 
 /// How much of a tree is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reading {
+pub enum Thoroughness {
     Metadata,
     /// What is in the files, too.
     Everything,
@@ -44,7 +44,7 @@ pub enum ExamineError {
 ///
 /// # Errors
 /// It is no file tree, or cannot be read.
-pub fn examine<R>(bytes: u64, read: R, extent: Reading) -> Result<Examined, ExamineError>
+pub fn examine<R>(bytes: u64, read: R, extent: Thoroughness) -> Result<Examined, ExamineError>
 where
     R: Fn(u64, &mut [u8]) -> Result<(), i32> + Send + Sync + 'static,
 {
@@ -53,7 +53,7 @@ where
         return Err(ExamineError::Blank);
     }
     let fs = Fs::open(device, how())?;
-    let depth = if extent == Reading::Everything { Depth::Data } else { Depth::Metadata };
+    let depth = if extent == Thoroughness::Everything { Depth::Data } else { Depth::Metadata };
     let findings = fs.check(depth).map_err(ExamineError::Read)?;
     let census = fs.census();
     Ok(Examined { inodes: census.inodes, bytes: census.bytes, snapshots: census.snapshots, findings })
@@ -114,7 +114,7 @@ mod tests {
                 out.fill(0);
                 Ok(())
             },
-            Reading::Metadata,
+            Thoroughness::Metadata,
         );
         assert!(matches!(blank, Err(ExamineError::Blank)));
         let other = examine(
@@ -123,12 +123,12 @@ mod tests {
                 out.fill(7);
                 Ok(())
             },
-            Reading::Metadata,
+            Thoroughness::Metadata,
         );
         assert!(matches!(other, Err(ExamineError::Open(OpenError::Unknown))), "{other:?}");
-        let short = examine(4096, |_, _| Ok(()), Reading::Metadata);
+        let short = examine(4096, |_, _| Ok(()), Thoroughness::Metadata);
         assert!(matches!(short, Err(ExamineError::Open(OpenError::TooSmall { .. }))), "{short:?}");
-        let failing = examine(64 << 20, |_, _| Err(5), Reading::Metadata);
+        let failing = examine(64 << 20, |_, _| Err(5), Thoroughness::Metadata);
         assert!(matches!(failing, Err(ExamineError::Open(OpenError::Device(DeviceError(5))))), "{failing:?}");
     }
 }

@@ -29,7 +29,7 @@ mod checked {
     use std::process::ExitCode;
 
     use disk_core::{Access, Image, ImageFile, ReadInto, Volume};
-    use fs::examine::{ExamineError, Examined, Reading, examine};
+    use fs::examine::{ExamineError, Examined, Thoroughness, examine};
     use serde::Serialize;
 
     use super::CheckOptions;
@@ -77,7 +77,7 @@ mod checked {
             let bytes = out.len() as u64;
             volume.read(offset, bytes, &ReadInto::new(out)).map(drop).map_err(rustix::io::Errno::raw_os_error)
         };
-        let extent = if options.data { Reading::Everything } else { Reading::Metadata };
+        let extent = if options.data { Thoroughness::Everything } else { Thoroughness::Metadata };
         let examined = examine(bytes, read, extent).map_err(|error| match error {
             ExamineError::Blank => Failure::new(format!("'{image}' holds nothing yet"))
                 .hint(format!("dvs alone fs {image} DIR makes a tree of it")),
