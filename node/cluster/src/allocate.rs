@@ -111,14 +111,21 @@ pub fn releasing(engine: &dyn Lookup, space: &str, owner: &str) -> Result<(Vec<C
     Ok((vec![same], vec![Op::delete(of), Op::delete(used_key)]))
 }
 
-/// Gives the owner's number to another owner, who has none, as a part of a larger transaction.
+/// Gives the owner's number to another owner, as a part of a larger transaction. A number that this one has is given
+/// back: the caller knows that nothing has it.
 pub fn renaming(engine: &dyn Lookup, space: &str, owner: &str, to: &str) -> Result<Choice, EngineError> {
     let (old, new) = (format!("/ids/{space}/of/{owner}"), format!("/ids/{space}/of/{to}"));
     let Some(entry) = engine.read(&old)? else { return Err(EngineError::BadValue(old)) };
     let number = parse(&entry)?;
-    let compares =
-        vec![Compare::Modified { key: old.clone(), at: entry.modified }, Compare::Absent { key: new.clone() }];
-    let ops = vec![Op::put(new, number.to_string()), Op::put(used_key(space, number), to), Op::delete(old)];
+    let mut compares = vec![Compare::Modified { key: old.clone(), at: entry.modified }];
+    let mut ops = vec![Op::put(new.clone(), number.to_string()), Op::put(used_key(space, number), to), Op::delete(old)];
+    match engine.read(&new)? {
+        None => compares.push(Compare::Absent { key: new }),
+        Some(left) => {
+            ops.push(Op::delete(used_key(space, parse(&left)?)));
+            compares.push(Compare::Modified { key: new, at: left.modified });
+        }
+    }
     Ok(Choice { number, compares, ops })
 }
 

@@ -142,7 +142,8 @@ impl Fs {
         let all = self.lingering.lock().take_all();
         match self.reap(&all) {
             Ok(()) => Ok(!all.is_empty()),
-            Err(Errno::NoSpace) => Ok(false),
+            // What there is to be had a checkpoint tells.
+            Err(Errno::NoSpace) => Ok(!all.is_empty()),
             Err(errno) => Err(errno),
         }
     }

@@ -479,8 +479,14 @@ async fn wish_of(
         loop {
             let read = || records::dc_view(engine, &dc)?.ok_or_else(|| no_such_dc(&dc));
             let mut view = known.take().map_or_else(read, Ok)?;
-            if let Some(snapshot) = &snapshot {
-                demand_stopped(&view, snapshot)?;
+            if snapshot.is_some() {
+                if !matches!(view.record.desired, Desired::Stopped { .. }) {
+                    return Err(failure(
+                        ErrorKind::Conflict,
+                        format!("container '{dc}' was started meanwhile"),
+                        format!("dvs dc inspect {dc}"),
+                    ));
+                }
                 changes::demand_snapshots(level::of(engine)?)?;
             }
             if view.record.desired == desired && !has_failed(&view) {
@@ -505,14 +511,13 @@ async fn wish_of(
     .await
 }
 
-/// Programs do not have another tree from one moment to the next.
-fn demand_stopped(view: &DcView, snapshot: &str) -> Result<(), Failure> {
-    if phase(view) == DcPhase::Stopped {
-        return Ok(());
-    }
+/// A container that is to be stopped, once no living node has anything of it running. `hint`: for one that is to run.
+pub async fn stopped_everywhere(api: &Arc<Api>, view: DcView, hint: &str) -> Result<DcView, Failure> {
     let dc = &view.record.spec.name;
-    let body = ErrorBody::new(ErrorKind::Conflict, format!("container '{dc}' is not stopped"));
-    Err(body.hint(format!("dvs fs snapshot restore {dc} {snapshot}, which stops it")).into())
+    if !matches!(view.record.desired, Desired::Stopped { .. }) {
+        return Err(failure(ErrorKind::Conflict, format!("container '{dc}' is not stopped"), hint));
+    }
+    await_stop(api, &view, STOP_LIMIT).await?.ok_or_else(|| no_such_dc(dc))
 }
 
 /// Whether some node has said that the newest wish cannot be.
@@ -526,8 +531,13 @@ fn has_failed(view: &DcView) -> bool {
 /// A start that fails leaves the container stopped, as it was: whoever was refused is not surprised by a container that
 /// starts later, when the reason is gone. One that was to run before goes on trying.
 async fn start_and_wait(api: &Arc<Api>, dc: &str, snapshot: Option<String>) -> Result<Dc, Failure> {
-    let before = api.dc(dc).await?;
+    let mut before = api.dc(dc).await?;
     demand_all_alive(api, &before, "cannot start").await?;
+    if let Some(snapshot) = &snapshot {
+        // Programs do not have another tree from one moment to the next.
+        let hint = format!("dvs fs snapshot restore {dc} {snapshot}, which stops it");
+        before = stopped_everywhere(api, before, &hint).await?;
+    }
     let wished = wish_of(api, dc, Some(before.clone()), Desired::Running, snapshot).await?;
     match await_start(api, &wished).await {
         Err(failed) if before.record.desired != Desired::Running => {
@@ -652,10 +662,11 @@ pub fn progress_of_start(view: &DcView, alive: &BTreeSet<String>, generation: u6
 
 async fn stop_and_wait(api: &Arc<Api>, dc: &str, grace_ms: u64, limit: Duration) -> Result<Dc, Failure> {
     let view = api.dc(dc).await?;
-    if matches!(view.record.desired, Desired::Stopped { .. }) && phase(&view) == DcPhase::Stopped {
-        return Ok(api.describe(&view));
-    }
-    let view = wish(api, dc, Desired::Stopped { grace_ms }).await?;
+    let view = match view.record.desired {
+        // Perhaps it is on its way.
+        Desired::Stopped { .. } => view,
+        _ => wish(api, dc, Desired::Stopped { grace_ms }).await?,
+    };
     await_stop(api, &view, limit).await?.map(|view| api.describe(&view)).ok_or_else(|| no_such_dc(dc))
 }
 

@@ -4,19 +4,20 @@
 //! number. All of them change in one transaction, in which the new record comes before the old one goes: whoever hears
 //! of them one after the other never hears that the number is nobody's, which would end what there is of it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use cluster::{Compare, Engine, EngineError, Op, Outcome, allocate};
-use mgmt_api::{Dc, DcPhase, DcRename, ErrorBody, ErrorKind};
+use mgmt_api::{Dc, DcRename, ErrorKind};
 
-use super::dcs::name_taken;
-use super::failure::{Failure, failure, no_such_dc};
-use super::{Api, blocking, changes, parse, phase, read_body};
+use super::dcs::{name_taken, stopped_everywhere};
+use super::failure::{Failure, failure};
+use super::{Api, blocking, changes, parse, read_body};
 use crate::level;
-use crate::records::{self, DcView, Desired};
+use crate::records::{self, DcView};
 
 /// Space of the numbers of containers.
 const IDS: &str = "dc";
@@ -32,37 +33,24 @@ pub async fn rename(State(api): State<Arc<Api>>, Path(dc): Path<String>, body: B
             "1 to 32 of a-z, 0-9 and -, beginning with a letter",
         ));
     }
-    let also = Arc::clone(&api);
-    let view = blocking(move || {
-        let engine = &*also.context.engine;
-        for _ in 0..ATTEMPTS {
-            let view = records::dc_view(engine, &dc)?.ok_or_else(|| no_such_dc(&dc))?;
-            demand_stopped(&view)?;
+    for _ in 0..ATTEMPTS {
+        let view = api.dc(&dc).await?;
+        let hint = format!("dvs stop {dc}, and dvs start with its new name");
+        let view = stopped_everywhere(&api, view, &hint).await?;
+        let (also, name) = (Arc::clone(&api), name.clone());
+        let renamed = blocking(move || {
+            let engine = &*also.context.engine;
             changes::demand_renaming(level::of(engine)?)?;
             if records::dc_view(engine, &name)?.is_some() {
                 return Err(name_taken(&name));
             }
-            if let Some(renamed) = move_to(engine, view, &name)? {
-                return Ok(renamed);
-            }
+            Ok(move_to(engine, view, &name)?)
+        });
+        if let Some(renamed) = renamed.await? {
+            return Ok(Json(api.describe(&renamed)));
         }
-        Err(failure(ErrorKind::Unavailable, format!("container '{dc}' is changed all the time"), "again"))
-    })
-    .await?;
-    Ok(Json(api.describe(&view)))
-}
-
-/// Its programs have their container's name among their variables.
-fn demand_stopped(view: &DcView) -> Result<(), Failure> {
-    let dc = &view.record.spec.name;
-    let (what, hint) = match view.record.desired {
-        Desired::Deleted { .. } => (format!("container '{dc}' is being deleted"), "dvs dc ls".to_owned()),
-        _ if phase(view) != DcPhase::Stopped => {
-            (format!("container '{dc}' is not stopped"), format!("dvs stop {dc}, and dvs start with its new name"))
-        }
-        _ => return Ok(()),
-    };
-    Err(ErrorBody::new(ErrorKind::Conflict, what).hint(hint).into())
+    }
+    Err(failure(ErrorKind::Unavailable, format!("container '{dc}' is changed all the time"), "again"))
 }
 
 /// `None`: somebody else changed something first.
@@ -74,9 +62,13 @@ fn move_to(engine: &dyn Engine, mut view: DcView, name: &str) -> Result<Option<D
     let unchanged = Compare::Modified { key: old_key.clone(), at: view.modified };
     let number = allocate::renaming(engine, IDS, &old, name)?;
     let compares = [unchanged, Compare::Absent { key: new_key.clone() }].into_iter().chain(number.compares);
-    let reports = engine.list(&format!("{old_key}/"))?.entries.into_iter().map(|entry| Op::delete(entry.key));
+    // Also those that come in this moment.
+    let nodes = view.record.spec.nodes.iter().chain(view.record.seats.keys());
+    let mut reports: BTreeSet<String> = nodes.map(|node| records::share_key(&old, node)).collect();
+    reports.extend(engine.list(&format!("{old_key}/"))?.entries.into_iter().map(|entry| entry.key));
     let record = Op::put(new_key, records::encode(&view.record));
-    let ops: Vec<Op> = [record].into_iter().chain(number.ops).chain(reports).chain([Op::delete(old_key)]).collect();
+    let reports = reports.into_iter().map(Op::delete);
+    let ops: Vec<Op> = reports.chain([record]).chain(number.ops).chain([Op::delete(old_key)]).collect();
     let Outcome::Done(modified) = engine.transact(&compares.collect::<Vec<_>>(), &ops)? else { return Ok(None) };
     Ok(Some(DcView { modified, shares: Default::default(), ..view }))
 }
@@ -91,7 +83,7 @@ mod tests {
 
     use super::*;
     use crate::observed::Observed;
-    use crate::records::DcRecord;
+    use crate::records::{DcKey, DcRecord};
 
     fn engine() -> (tempfile::TempDir, LocalEngine) {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -137,6 +129,7 @@ mod tests {
         let keys: Vec<String> = engine.list("/").unwrap().entries.into_iter().map(|entry| entry.key).collect();
         assert_eq!(keys, ["/dcs/store", "/ids/dc/of/store", "/ids/dc/used/7"]);
         assert_eq!(engine.read("/ids/dc/used/7").unwrap().unwrap().value, b"store");
+        let mut last_order = None;
         for _ in 0..6 {
             let event = watch.recv(Duration::from_secs(10)).unwrap().expect("a change");
             match event.kind {
@@ -144,7 +137,13 @@ mod tests {
                 EventKind::Delete => observed.delete(&event.key),
             }
             assert_eq!(observed.ids(), [7], "after {}", event.key);
+            // As the follower does, to its worker.
+            let named = records::parse_dc_key(&event.key).map(|key| match key {
+                DcKey::Record(name) | DcKey::Share { dc: name, .. } => name.to_owned(),
+            });
+            last_order = named.and_then(|name| observed.order(&name)).or(last_order);
         }
+        assert_eq!(last_order.map(|order| order.record.spec.name).as_deref(), Some("store"));
         assert_eq!(observed.names(), ["store"]);
     }
 
