@@ -589,3 +589,48 @@ fn what_comes_and_goes_costs_a_snapshot_nothing() {
     assert_eq!(room(&client), before);
     assert_sound(&fs);
 }
+
+#[test]
+fn attributes_of_all_files_change_on_a_volume_full_of_metadata() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(64 << 20));
+    let fs = Fs::open(device.clone(), Options::inline(1)).expect("a new volume");
+    let mut client = Client { fs: fs.clone(), session: 0, sequence: 0 };
+    let mut inos = Vec::new();
+    loop {
+        let made = client.make(api::MKNOD, 1, &format!("{}", inos.len()), FILE, 1);
+        if made.status != 0 {
+            break;
+        }
+        inos.push(attr_of(&made).ino.get());
+    }
+    for number in 0..200 {
+        assert_eq!(client.change(api::UNLINK, 0, [1, 0, 9], number.to_string().as_bytes()).status, 0);
+    }
+    fs.tick(1 << 40);
+    fs.checkpoint().expect("a checkpoint");
+    take(&mut client, "full");
+    for (round, checkpoints) in [(1, 1000), (2, 50_000), (3, 7)] {
+        for (number, ino) in inos.iter().skip(200).enumerate() {
+            let mode = api::SetAttr {
+                valid: api::valid::MODE.into(),
+                mode: (0o600 + round).into(),
+                ..api::SetAttr::new_zeroed()
+            };
+            assert_eq!(client.change(api::SETATTR, 0, [*ino, 5, 0], mode.as_bytes()).status, 0, "{number}");
+            if number % checkpoints == 0 {
+                fs.checkpoint().expect("a checkpoint");
+            }
+        }
+        fs.checkpoint().expect("a checkpoint");
+    }
+    assert_sound(&fs);
+    drop((client, fs));
+    let fs = Fs::open(device, Options::inline(2)).expect("it opens, however full");
+    let mut client = Client { fs: fs.clone(), session: 0, sequence: 0 };
+    assert_eq!(remove(&mut client, "full"), 0);
+    while fs.is_dirty() {
+        fs.checkpoint().expect("a checkpoint");
+    }
+    assert_eq!(client.make(api::MKNOD, 1, "after", FILE, 1).status, 0);
+    assert_sound(&fs);
+}
