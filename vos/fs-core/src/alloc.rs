@@ -101,10 +101,8 @@ impl Allocator {
             return None;
         }
         for (index, word) in bytes.chunks_exact(8).enumerate() {
-            let mut bits = u64::from_le_bytes(word.try_into().ok()?);
-            while bits != 0 {
-                let block = chunk * CHUNK_BLOCKS + index as u64 * 64 + u64::from(bits.trailing_zeros());
-                bits &= bits - 1;
+            let word = u64::from_le_bytes(word.try_into().ok()?);
+            for block in bits(chunk as usize * CHUNK_WORDS + index, word) {
                 if block >= self.blocks {
                     return None;
                 }

@@ -141,9 +141,8 @@ impl Fs {
         }
         let all = self.lingering.lock().take_all();
         match self.reap(&all) {
-            Ok(()) => Ok(!all.is_empty()),
-            // What there is to be had a checkpoint tells.
-            Err(Errno::NoSpace) => Ok(!all.is_empty()),
+            // What there is to be had of those that were put back a checkpoint tells.
+            Ok(()) | Err(Errno::NoSpace) => Ok(!all.is_empty()),
             Err(errno) => Err(errno),
         }
     }

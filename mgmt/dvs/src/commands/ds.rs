@@ -25,7 +25,7 @@ use crate::output::Format;
 use request::{Bytes, Request};
 
 /// What a program of a container is before it becomes itself: the keeper, which is this binary.
-pub const OURSELVES: &str = "/proc/self/exe";
+const OURSELVES: &str = "/proc/self/exe";
 /// Set for every program of a container.
 const DC_VARIABLE: &str = "DVS_DC";
 /// Where programs of a container reach the broker.
@@ -272,18 +272,22 @@ pub fn is_inside(dc: &str) -> bool {
 /// The process of the container that speaks to the store.
 fn speaker(format: Format, request: Option<&Request>) -> RunRequest {
     let one = request.map(|_| "--one");
-    let argv = [OURSELVES, "internal", "ds", "--output", format.as_str()].into_iter().chain(one);
+    let argv = ["internal", "ds", "--output", format.as_str()].into_iter().chain(one);
+    RunRequest { interactive: true, ..ourselves(argv) }
+}
+
+/// Our own binary, in the container and not in its file tree.
+pub fn ourselves<'a>(words: impl Iterator<Item = &'a str>) -> RunRequest {
     RunRequest {
-        argv: argv.map(Bytes::from).collect(),
+        argv: std::iter::once(OURSELVES).chain(words).map(mgmt_api::Bytes::from).collect(),
         node: None,
         env: Vec::new(),
-        // Not in the file tree: the store does not need it.
         workdir: Some("/".into()),
         root: RootFs::Host,
         uid: 0,
         gid: 0,
         terminal: None,
-        interactive: true,
+        interactive: false,
         detach: false,
         unlogged: false,
         user: None,

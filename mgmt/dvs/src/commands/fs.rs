@@ -11,11 +11,11 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use client::Client;
-use mgmt_api::{Bytes, DcPhase, RootFs, RunRequest};
+use mgmt_api::{DcPhase, RunRequest};
 
 use self::inside::Request;
 use super::dc::view;
-use super::ds::{OURSELVES, is_inside};
+use super::ds::{is_inside, ourselves};
 use super::session::{Manner, converse, new_session};
 use super::tree::listen;
 use super::{Outcome, block_on, daemon, names, print, say};
@@ -210,19 +210,6 @@ fn said(dc: &str, complaints: &str) -> Failure {
 
 /// The process of the container.
 fn helper(format: Format, dc: &str, request: &Request) -> RunRequest {
-    let argv = [OURSELVES, "internal", "fs", "--output", format.as_str(), dc].into_iter().chain(request.words());
-    RunRequest {
-        argv: argv.map(Bytes::from).collect(),
-        node: None,
-        env: Vec::new(),
-        workdir: Some("/".into()),
-        root: RootFs::Host,
-        uid: 0,
-        gid: 0,
-        terminal: None,
-        interactive: false,
-        detach: false,
-        unlogged: true,
-        user: None,
-    }
+    let words = ["internal", "fs", "--output", format.as_str(), dc].into_iter().chain(request.words());
+    RunRequest { unlogged: true, ..ourselves(words) }
 }

@@ -133,22 +133,12 @@ pub fn demand_release(spec: &DcSpec, level: u64) -> Result<(), ErrorBody> {
 
 /// Likewise, whatever its description says.
 pub fn demand_copies(level: u64) -> Result<(), ErrorBody> {
-    if level >= records::FORMAT { Ok(()) } else { Err(unknown_to_some("copies of disks")) }
+    demand_known(level, "copies of disks")
 }
 
-/// Likewise.
-pub fn demand_later_disks(level: u64) -> Result<(), ErrorBody> {
-    if level >= records::FORMAT { Ok(()) } else { Err(unknown_to_some("disks that are made, or made larger, later")) }
-}
-
-/// Likewise.
-pub fn demand_snapshots(level: u64) -> Result<(), ErrorBody> {
-    if level >= records::FORMAT { Ok(()) } else { Err(unknown_to_some("trees that go back to a snapshot")) }
-}
-
-/// Likewise.
-pub fn demand_renaming(level: u64) -> Result<(), ErrorBody> {
-    if level >= records::FORMAT { Ok(()) } else { Err(unknown_to_some("containers that get another name")) }
+/// Of something that daemons of an earlier release do not know.
+pub fn demand_known(level: u64, what: &str) -> Result<(), ErrorBody> {
+    if level >= records::FORMAT { Ok(()) } else { Err(unknown_to_some(what)) }
 }
 
 fn unknown_to_some(what: &str) -> ErrorBody {
@@ -160,9 +150,7 @@ fn unknown_to_some(what: &str) -> ErrorBody {
 /// Its programs stand still, or go on where they stood. Nothing is changed when one of its nodes cannot do so.
 pub async fn pause(api: &Arc<Api>, dc: &str, paused: bool) -> Result<Dc, Failure> {
     let edited = edit(api, dc, move |engine, record| {
-        if level::of(engine).map_err(|error| Failure::from(error).0)? < records::FORMAT {
-            return Err(unknown_to_some("containers that stand still"));
-        }
+        demand_known(level::of(engine).map_err(|error| Failure::from(error).0)?, "containers that stand still")?;
         if record.desired != Desired::Running {
             let dc = &record.spec.name;
             let stopped = ErrorBody::new(ErrorKind::Conflict, format!("container '{dc}' is stopped"));

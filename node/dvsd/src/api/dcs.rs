@@ -487,7 +487,7 @@ async fn wish_of(
                         format!("dvs dc inspect {dc}"),
                     ));
                 }
-                changes::demand_snapshots(level::of(engine)?)?;
+                changes::demand_known(level::of(engine)?, "trees that go back to a snapshot")?;
             }
             if view.record.desired == desired && !has_failed(&view) {
                 return Ok(view);

@@ -120,7 +120,8 @@ pub async fn delete(
 
 /// Daemons of the release before do not know such disks.
 fn demand_level(context: &Context) -> Result<(), Failure> {
-    Ok(changes::demand_later_disks(level::of(&*context.engine)?)?)
+    let level = level::of(&*context.engine)?;
+    Ok(changes::demand_known(level, "disks that are made, or made larger, later")?)
 }
 
 /// Nodes of the container that can get something new; `wanted`: this one has to be one of them.

@@ -40,7 +40,7 @@ pub async fn rename(State(api): State<Arc<Api>>, Path(dc): Path<String>, body: B
         let (also, name) = (Arc::clone(&api), name.clone());
         let renamed = blocking(move || {
             let engine = &*also.context.engine;
-            changes::demand_renaming(level::of(engine)?)?;
+            changes::demand_known(level::of(engine)?, "containers that get another name")?;
             if records::dc_view(engine, &name)?.is_some() {
                 return Err(name_taken(&name));
             }
