@@ -17,7 +17,7 @@
 //! one. Either comes without a lease only when the client has been asked for it and has not said [`Released`] yet, or
 //! holds too many leases: then the client drops the bytes again before it says [`Released`].
 //!
-//! Errors are POSIX's. `ENOSPC` full volume or out of inodes, `EDQUOT` never, `EFBIG` above [`FILE_BYTES_MAX`], `EIO`
+//! Errors are POSIX's. `ENOSPC` full volume or out of inodes, `EDQUOT` a quota of a directory is used up ([`QUOTA_NAME`]), `EFBIG` above [`FILE_BYTES_MAX`], `EIO`
 //! a checksum failed, `ESTALE` the session was fenced: drop caches, begin a new session (or, if the greeting says that
 //! an epoch is old, learn the placement of today). `EIDRM`: there is no such inode any more; `ENOENT` is said of names
 //! alone. An inode without name and handle goes some seconds later, so that who has just looked its name up still finds
@@ -34,6 +34,17 @@ pub const ROOT: u64 = 1;
 pub const SNAPSHOTS: u64 = 1 << 62;
 /// Where [`SNAPSHOTS`] is found in the root, which does not list it.
 pub const SNAPSHOTS_NAME: &[u8] = b".snapshots";
+/// Names of extended attributes that the server answers itself; no listing has them. Who lets programs in lets only
+/// root change them.
+pub const OWN_NAMES: &[u8] = b"dvs.";
+/// Of a directory: its quota, which counts all that is made in it and below from when it is set, and what was there.
+/// Setting it takes `bytes=N inodes=N`, each of which may be missing: no limit. It tells the same, and `used_bytes=N
+/// used_inodes=N counted=0|1`: 0 while what was there is still being counted. `EEXIST`: a directory above or below has
+/// one. Removing it ends it.
+pub const QUOTA_NAME: &[u8] = b"dvs.quota";
+/// Of [`ROOT`], followed by a number in decimal: quotas whose numbers are at least that, a line for each: its number,
+/// what [`QUOTA_NAME`] tells, the path. As many as fit; none: there are no more.
+pub const QUOTAS_NAME: &[u8] = b"dvs.quotas.";
 pub const NAME_BYTES_MAX: usize = 255;
 pub const SYMLINK_BYTES_MAX: usize = 4095;
 pub const XATTR_VALUE_BYTES_MAX: usize = 65_536;
@@ -126,23 +137,23 @@ operations! {
     } -> Attributes [Gone];
 
     /// Size 0 to size n truncates or extends.
-    SETATTR = 18: once Setattr { ino: u64, time_ns: u64, wanted: SetAttr } -> Attributes [IsDirectory, FileTooBig, NoSpace, ReadOnly, Gone];
+    SETATTR = 18: once Setattr { ino: u64, time_ns: u64, wanted: SetAttr } -> Attributes [IsDirectory, FileTooBig, NoSpace, QuotaExceeded, ReadOnly, Gone];
 
     /// Makes and opens a regular file.
     CREATE = 19: once CreateFile<'a> { parent: u64, create: Create, name: Measured<'a>, existing: Existing } -> Created
-        [NoEntry, Exists, NotDirectory, IsDirectory, NoSpace, NameTooLong, ReadOnly, Gone];
+        [NoEntry, Exists, NotDirectory, IsDirectory, NoSpace, QuotaExceeded, NameTooLong, ReadOnly, Gone];
 
     /// Fifos, sockets, devices, regular files, without a handle.
     MKNOD = 20: once Mknod<'a> { parent: u64, create: Create, name: Measured<'a> } -> Attributes
-        [NoEntry, Exists, NotDirectory, NoSpace, NameTooLong, ReadOnly, Gone];
+        [NoEntry, Exists, NotDirectory, NoSpace, QuotaExceeded, NameTooLong, ReadOnly, Gone];
 
     /// In [`SNAPSHOTS`] it takes a snapshot of that name: of all that was answered, or promised, before. `EMLINK`:
     /// there are as many as there can be.
     MKDIR = 21: once Mkdir<'a> { parent: u64, create: Create, name: Measured<'a> } -> Attributes
-        [NoEntry, Exists, NotDirectory, NoSpace, TooManyLinks, NameTooLong, ReadOnly, Gone];
+        [NoEntry, Exists, NotDirectory, NoSpace, QuotaExceeded, TooManyLinks, NameTooLong, ReadOnly, Gone];
 
     SYMLINK = 22: once Symlink<'a> { parent: u64, create: Create, name: Measured<'a>, target: AfterNul<'a> } -> Attributes
-        [NoEntry, Exists, NotDirectory, NoSpace, NameTooLong, ReadOnly, Gone];
+        [NoEntry, Exists, NotDirectory, NoSpace, QuotaExceeded, NameTooLong, ReadOnly, Gone];
 
     /// Reply data: the target.
     READLINK = 23: repeatable Readlink { ino: u64 } -> Bytes [Gone];
@@ -160,7 +171,8 @@ operations! {
     RMDIR = 25: once Rmdir<'a> { parent: u64, time_ns: Third, name: &'a [u8] } -> Removed
         [NoEntry, NotDirectory, IsDirectory, NotEmpty, NameTooLong, NoSpace, ReadOnly, Gone];
 
-    /// `how`: renameat2's flags (NOREPLACE 1, EXCHANGE 2), [`DELEGATED`].
+    /// `how`: renameat2's flags (NOREPLACE 1, EXCHANGE 2), [`DELEGATED`]. What moves to where another quota counts, or
+    /// none, counts there; a directory that is not empty cannot (`EXDEV`).
     RENAME = 26: once Rename<'a> {
         how: u16,
         from: u64,
@@ -168,7 +180,7 @@ operations! {
         time_ns: u64,
         old: Prefixed<'a>,
         new: &'a [u8],
-    } -> Renamed [NoEntry, Exists, NotDirectory, IsDirectory, NoSpace, TooManyLinks, NameTooLong, NotEmpty, ReadOnly, Gone];
+    } -> Renamed [NoEntry, Exists, NotDirectory, IsDirectory, NoSpace, QuotaExceeded, CrossDevice, TooManyLinks, NameTooLong, NotEmpty, ReadOnly, Gone];
 
     LINK = 27: once Link<'a> { ino: u64, parent: u64, time_ns: u64, name: &'a [u8] } -> Attributes
         [NotPermitted, NoEntry, Exists, NotDirectory, NoSpace, TooManyLinks, NameTooLong, ReadOnly, Gone];
@@ -209,7 +221,7 @@ operations! {
         offset: u64,
         time_ns: u64,
         bytes: &'a [u8],
-    } -> Written [IsDirectory, FileTooBig, NoSpace, ReadOnly, Gone];
+    } -> Written [IsDirectory, FileTooBig, NoSpace, QuotaExceeded, ReadOnly, Gone];
 
     /// All that was completed before is durable when this completes: of `ino`, 0 of the whole tree.
     FSYNC = 32: repeatable Fsync { ino: u64 } -> Empty [];
@@ -220,11 +232,12 @@ operations! {
     /// client. Other cookies are 3 to `i64::MAX`, never given twice in a directory.
     READDIR = 33: repeatable Readdir { ino: u64, cookie: u64, entries: Entries } -> Page [NoEntry, NotDirectory, Gone];
 
-    STATFS = 34: repeatable Statfs {} -> Space [];
+    /// Of what counts with `ino`, which may have a quota ([`QUOTA_NAME`]); 0: of the whole tree.
+    STATFS = 34: repeatable Statfs { ino: u64 } -> Space [];
 
-    /// `how`: setxattr's flags.
+    /// `how`: setxattr's flags. [`QUOTA_NAME`] needs a directory.
     SETXATTR = 35: once Setxattr<'a> { how: u16, ino: u64, name: Measured<'a>, time_ns: u64, value: &'a [u8] } -> Empty
-        [ArgumentTooLong, Exists, NoData, NoSpace, ReadOnly, Gone];
+        [ArgumentTooLong, Exists, NotDirectory, NoData, NoSpace, ReadOnly, Gone];
 
     /// Reply data: the value.
     GETXATTR = 36: repeatable Getxattr<'a> { ino: u64, name: &'a [u8] } -> Bytes [NoData, Gone];
@@ -241,7 +254,7 @@ operations! {
         offset: u64,
         bytes: u64,
         time_ns: U64,
-    } -> Empty [IsDirectory, FileTooBig, NoSpace, ReadOnly, Gone];
+    } -> Empty [IsDirectory, FileTooBig, NoSpace, QuotaExceeded, ReadOnly, Gone];
 
     /// `whence`: SEEK_DATA 3, SEEK_HOLE 4.
     LSEEK = 40: repeatable Lseek { ino: u64, offset: u64, whence: u64 } -> Offset [NoAddress, Gone];
@@ -281,7 +294,7 @@ operations! {
         to: U64,
         bytes: U64,
         time_ns: U64,
-    } -> Copied [IsDirectory, FileTooBig, NoSpace, ReadOnly, Gone];
+    } -> Copied [IsDirectory, FileTooBig, NoSpace, QuotaExceeded, ReadOnly, Gone];
 
     /// From now on, for good, the client may make changes of files that it has exclusively ([`EXCLUSIVE`]) before it
     /// tells of them, and understands [`TELL`].
@@ -301,7 +314,7 @@ operations! {
         time_ns: u64,
         /// [`NameChange`]s, at most [`BEHIND_COUNT_MAX`].
         changes: &'a [u8],
-    } -> Empty [NoEntry, Exists, NotDirectory, IsDirectory, NoSpace, TooManyLinks, NameTooLong, NotEmpty, ReadOnly, Gone];
+    } -> Empty [NoEntry, Exists, NotDirectory, IsDirectory, NoSpace, QuotaExceeded, TooManyLinks, NameTooLong, NotEmpty, ReadOnly, Gone];
 
     /// Numbers for inodes that the client makes before it tells ([`Names`]). Each is good for one inode, of this
     /// session or of a client that goes on with it.
@@ -315,7 +328,7 @@ operations! {
         /// Its atime and mtime.
         mtime_ns: u64,
         content: &'a [u8],
-    } -> Attributes [NoEntry, Exists, NotDirectory, FileTooBig, NoSpace, NameTooLong, ReadOnly, Gone];
+    } -> Attributes [NoEntry, Exists, NotDirectory, FileTooBig, NoSpace, QuotaExceeded, NameTooLong, ReadOnly, Gone];
 }
 
 in_data!(Create, SetAttr, Lock);

@@ -113,6 +113,8 @@ pub enum Errno {
     Access = 13,
     Busy = 16,
     Exists = 17,
+    /// From one part of a tree to another one that is counted apart.
+    CrossDevice = 18,
     NotDirectory = 20,
     IsDirectory = 21,
     Invalid = 22,
@@ -135,6 +137,8 @@ pub enum Errno {
     /// What decides for all nodes does not answer; nothing happened.
     Unreachable = 113,
     Stale = 116,
+    /// A quota does not allow more.
+    QuotaExceeded = 122,
 }
 
 impl Errno {

@@ -122,7 +122,7 @@ fn operations_on_inodes_lie_where_they_always_did() {
     check(fs::Fsync { ino: 2 }, (32, 0, [2, 0, 0], b""), Repeatable);
     let readdir = fs::Readdir { ino: 2, cookie: 3, entries: Entries::WithAttributes };
     check(readdir, (33, 0, [2, 3, 1], b""), Repeatable);
-    check(fs::Statfs {}, (34, 0, [0; 3], b""), Repeatable);
+    check(fs::Statfs { ino: 9 }, (34, 0, [9, 0, 0], b""), Repeatable);
     let setxattr = fs::Setxattr { how: 1, ino: 2, name: Measured(b"name"), time_ns: 3, value: b"value" };
     check(setxattr, (35, 1, [2, 4, 3], b"namevalue"), Once);
     check(fs::Getxattr { ino: 2, name: b"name" }, (36, 0, [2, 0, 0], b"name"), Repeatable);

@@ -256,7 +256,7 @@ fn plan_data<'a>(request: &Request<'a>, step: u32, context: &Context<'_>) -> Ste
             let write = Write { marks, ino, offset: head.offset, time_ns: now, bytes: data };
             ask_for(write, size_of::<fs::Attr>() as u32, then)
         }
-        Body::Statfs => ask(Statfs {}, Then::Statfs),
+        Body::Statfs => ask(Statfs { ino }, Then::Statfs),
         Body::Release(head) => release(ino, &head, context),
         Body::Fsync(_) | Body::Fsyncdir => ask(Fsync { ino }, Then::Empty),
         Body::Syncfs => ask(Fsync { ino: 0 }, Then::Empty),
@@ -291,6 +291,10 @@ fn plan_xattr<'a>(request: &Request<'a>, now: u64) -> Step<'a> {
         Body::Setxattr { name, .. } | Body::Getxattr { name, .. } | Body::Removexattr { name } if is_acl(name) => {
             Step::Answer(libc::EOPNOTSUPP)
         }
+        // What the server answers itself decides for others, too.
+        Body::Setxattr { name, .. } | Body::Removexattr { name } if is_own(name) && request.header.uid != 0 => {
+            Step::Answer(libc::EPERM)
+        }
         Body::Setxattr { value, .. } if value.len() > fs::XATTR_VALUE_BYTES_MAX => Step::Answer(libc::E2BIG),
         Body::Setxattr { flags, name, value } => {
             // Of more bits than these the server knows none.
@@ -314,6 +318,11 @@ fn plan_xattr<'a>(request: &Request<'a>, now: u64) -> Step<'a> {
 /// POSIX ACLs are not kept: without a word from us the kernel would let them be stored but not obeyed.
 pub fn is_acl(name: &[u8]) -> bool {
     name.starts_with(b"system.posix_acl_")
+}
+
+/// Whether the server answers itself, whatever attributes there are.
+pub fn is_own(name: &[u8]) -> bool {
+    name.starts_with(fs::OWN_NAMES)
 }
 
 /// An operation of the session that carries no request of the kernel: opens a file again after the session was lost.

@@ -14,6 +14,7 @@ use vos_api::fs::{ROOT, SNAPSHOTS};
 use crate::alloc::Held;
 use crate::error::StoreError;
 use crate::model::{CookieEntry, DIRECTORY, Entry, Inode, key1, key2, number_of, tag};
+use crate::quotas::{self, Recount, quota_key};
 use crate::snapshots::{Snapshot, is_of_tree, split, translate};
 use crate::store::{Change, Key};
 
@@ -370,7 +371,7 @@ impl Writing<'_> {
 
     /// Nobody has an inode open any more. Answers how many there are.
     fn leave_alone(&mut self) -> Result<u64, StoreError> {
-        let (mut low, mut count) = (vec![tag::INODE], 0);
+        let (mut low, mut count, mut counted) = (vec![tag::INODE], 0, Recount::default());
         loop {
             let range = self.tree.range::<&[u8]>(bounds(&low, &[tag::INODE + 1]))?;
             let (found, is_all) = part(range, BACK_KEYS, STEP_BYTES)?;
@@ -381,14 +382,33 @@ impl Writing<'_> {
                     let ino = number_of(key, 0).ok_or(StoreError::Damaged("inode key"))?;
                     self.apply(&key1(tag::ORPHAN, ino), &Some(Vec::new()))?;
                 }
+                let alone = Inode { opens: 0, ..inode };
+                counted.add(&alone);
                 if inode.opens > 0 {
-                    self.apply(key, &Some(Inode { opens: 0, ..inode }.encode()))?;
+                    self.apply(key, &Some(alone.encode()))?;
                 }
             }
-            let Some((last, _)) = found.last().filter(|_| !is_all) else { return Ok(count) };
+            let Some((last, _)) = found.last().filter(|_| !is_all) else {
+                self.correct_quotas(&counted)?;
+                return Ok(count);
+            };
             low.clone_from(last);
             low.push(0);
         }
+    }
+}
+
+impl Writing<'_> {
+    /// What was open when the snapshot was taken, and had no name any more, does not count.
+    fn correct_quotas(&mut self, counted: &Recount) -> Result<(), StoreError> {
+        let range = self.tree.range::<&[u8]>(bounds(&quota_key(0), &[tag::QUOTA + 1]))?;
+        let (found, _) = part(range, quotas::COUNT_MAX, usize::MAX)?;
+        for (key, value) in &found {
+            let number = number_of(key, 0).and_then(|number| u32::try_from(number).ok());
+            let number = number.ok_or(StoreError::Damaged("quota key"))?;
+            self.apply(key, &counted.corrected(number, value)?)?;
+        }
+        Ok(())
     }
 }
 

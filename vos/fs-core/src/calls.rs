@@ -17,6 +17,7 @@ use vos_api::{Class, Unreadable};
 use crate::cache::Part;
 use crate::core::{Fs, Growth};
 use crate::error::Errno;
+use crate::leases::exclusive::Still;
 use crate::leases::{Blocked, Change, Go, Look, Pages, Resume, Seen, Touch, When, Woken};
 use crate::locks::{self, Held, LockTable, UNLOCK};
 use crate::model::{Inode, key2, tag};
@@ -177,7 +178,15 @@ impl Fs {
                 self.cancel_waiting(call.session, Some(cancel.sequence));
                 answer(Reply::default());
             }
-            Ok(Request::Mkdir(it)) if it.parent == api::SNAPSHOTS => self.begin_snapshot(call, answer),
+            Ok(Request::Mkdir(it)) if it.parent == api::SNAPSHOTS => self.begin_settled(call, answer),
+            Ok(Request::Setxattr(it)) if it.name.0 == api::QUOTA_NAME => {
+                let still = Still::new(self);
+                let answer = Box::new(move |reply| {
+                    drop(still);
+                    answer(reply);
+                });
+                self.begin_settled(call, answer);
+            }
             Ok(Request::Setlk(_)) => self.begin_change(call, answer, Fs::run_setlk),
             Ok(_) if api::class_of(call.op) == Some(Class::Once) => self.begin_change(call, answer, Fs::run_change),
             Ok(_) => self.begin_look(call, answer),
@@ -296,8 +305,8 @@ impl Fs {
         }
     }
 
-    /// What anybody was answered and did not tell yet is in the snapshot, too.
-    fn begin_snapshot(self: &Arc<Fs>, call: Call, answer: Responder) {
+    /// A change that comes after all that anybody was answered and did not tell yet: a snapshot has it, a quota counts it.
+    fn begin_settled(self: &Arc<Fs>, call: Call, answer: Responder) {
         let fs = self.clone();
         let resume: Resume = Box::new(move |go| match go {
             Go::On => fs.begin_change(call, answer, Fs::run_change),
@@ -358,12 +367,18 @@ impl Fs {
 
     /// The same of a change.
     fn deliver_change(&self, session: u64, mut reply: Reply, answer: Responder) {
+        let stills = self.leases.stills();
+        // Where a quota counts nobody promises anything: it might not allow that.
+        if self.quotas.are_any() {
+            reply.changed = reply.changed.filter(|ino| !self.is_counted(*ino));
+            reply.names_of = reply.names_of.filter(|ino| !self.is_counted(*ino));
+        }
         if reply.changed.is_none() && reply.names_of.is_none() {
             return self.deliver(session, reply, answer);
         }
         let seen = std::mem::take(&mut reply.lease);
         let room = if self.has_room_behind() { api::ROOM } else { 0 };
-        self.leases.deliver_change(session, &seen, (reply.changed, reply.names_of), |terms| {
+        self.leases.deliver_change(session, &seen, (reply.changed, reply.names_of), stills, |terms| {
             if terms.is_held {
                 reply.results[3] |= api::LEASE | api::DELEGATES;
             }

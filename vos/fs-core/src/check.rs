@@ -12,6 +12,7 @@ use crate::device::{BLOCK, BLOCK64};
 use crate::error::Errno;
 use crate::extents::{WINDOW_BLOCKS, Window};
 use crate::model::{CookieEntry, Entry, Inode, key_name, key1, number_of, tag, window_of};
+use crate::quotas::{self, Recount, quotas_from};
 use crate::store::{From, Key};
 
 /// Something that is not as it should be, in words.
@@ -119,6 +120,7 @@ impl Fs {
         }
         walk.compare_inodes(&now);
         walk.compare_space(self);
+        walk.compare_quotas(self)?;
         let counted = walk.inodes.len() as u64;
         if self.counters().inodes != counted {
             walk.find(format!("{} inodes are counted, {counted} are there", self.counters().inodes));
@@ -278,6 +280,30 @@ impl Walk {
             }
         }
         self.find(format!("directory {ino} does not hang on the root"));
+    }
+
+    fn compare_quotas(&mut self, fs: &Fs) -> Result<(), Errno> {
+        let mut recount = Recount::default();
+        self.inodes.values().for_each(|inode| recount.add(inode));
+        for (number, quota) in quotas_from(&fs.store, 0, quotas::COUNT_MAX)? {
+            let used = recount.used(number);
+            if used != quota.used {
+                self.find(format!("quota {number} says {:?} are used, found {used:?}", quota.used));
+            }
+            match self.inodes.get(&quota.directory) {
+                Some(inode) if inode.is_dir() && inode.quota == number => {}
+                _ => self.find(format!("quota {number} is of {}, which does not count with it", quota.directory)),
+            }
+            // Whoever is below one counts with it, unless it has another name.
+            let is_astray = |inode: &Inode| {
+                let above = self.inodes.get(&inode.parent).map_or(0, |parent| parent.quota);
+                inode.is_dir() && inode.links > 0 && above == number && inode.quota != number
+            };
+            if quota.is_counted && self.inodes.values().any(is_astray) {
+                self.find(format!("a directory below {} does not count with quota {number}", quota.directory));
+            }
+        }
+        Ok(())
     }
 
     fn compare_space(&mut self, fs: &Fs) {

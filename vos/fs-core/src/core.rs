@@ -26,6 +26,7 @@ use crate::linger::Lingering;
 use crate::locks::Waiting;
 use crate::log::{Counters, Done, Log, RECORD_BYTES_MAX, Tail};
 use crate::model::{key, key1, tag};
+use crate::quotas::Quotas;
 use crate::readahead::ReadAhead;
 use crate::sessions::Mark;
 use crate::snapshots;
@@ -131,8 +132,9 @@ pub struct Fs {
     careful_writes: AtomicU32,
     /// A writer of files was refused space by the disk's host, and none has had any since.
     is_host_full: AtomicBool,
-    /// The superblock says so.
-    has_snapshots: AtomicBool,
+    /// The least version of a release that knows what is in it, as the superblock says.
+    needs: AtomicU32,
+    pub(crate) quotas: Quotas,
 }
 
 pub(crate) struct Progress {
@@ -151,6 +153,7 @@ pub(crate) struct Found {
     pub counters: Counters,
     pub applied: u64,
     pub meta_bytes: i64,
+    pub quotas: Quotas,
 }
 
 /// The part of the metadata that is kept back for those who write behind.
@@ -190,7 +193,8 @@ impl Fs {
         Fs {
             readahead: ReadAhead::new(device.clone(), found.layout, cache.clone(), options.readahead_threads),
             device,
-            has_snapshots: AtomicBool::new(found.layout.has_snapshots),
+            needs: AtomicU32::new(found.layout.needs),
+            quotas: found.quotas,
             layout: found.layout,
             aside: found.aside,
             store: found.store,
@@ -258,6 +262,9 @@ impl Fs {
             Ok(reply) => reply,
             Err(errno) => return Err((errno, finish)),
         };
+        if let Err(errno) = self.quotas.charge(&mut txn, growth) {
+            return Err((errno, finish));
+        }
         let kept = mark.map(|mark| (mark, reply.to_bytes()));
         // Before the session counts the operation as executed.
         let weight = txn.weight() + kept.as_ref().map_or(0, |(_, reply)| reply.len() + MARK_BYTES);
@@ -537,18 +544,19 @@ impl Fs {
         Ok(())
     }
 
-    /// Says in the superblock that there are snapshots, before there is the first one.
-    pub(crate) fn become_one_with_snapshots(&self) -> Result<(), Errno> {
+    /// Says in the superblock what earlier releases do not know, before there is any.
+    pub(crate) fn come_to_need(&self, version: u32) -> Result<(), Errno> {
         let _alone = self.checkpointing.lock();
-        if self.has_snapshots.load(Ordering::Relaxed) {
+        let needs = self.needs.load(Ordering::Relaxed).max(version);
+        if self.needs.load(Ordering::Relaxed) == needs {
             return Ok(());
         }
-        let written = self.layout.with_snapshots().write(&*self.device);
+        let written = self.layout.needing(needs).write(&*self.device);
         written.map_err(|error| {
             tracing::error!("the superblock cannot be written: {error}");
             Errno::Io
         })?;
-        self.has_snapshots.store(true, Ordering::Relaxed);
+        self.needs.store(needs, Ordering::Relaxed);
         Ok(())
     }
 

@@ -11,7 +11,8 @@ pub const MAGIC: [u8; 8] = *b"DVSFSvol";
 /// Of a volume that is as large as it was made; 2: of one that has grown; 3: of one that had a snapshot.
 pub const VERSION: u32 = 1;
 const VERSION_GROWN: u32 = 2;
-const VERSION_SNAPSHOTS: u32 = 3;
+pub const VERSION_SNAPSHOTS: u32 = 3;
+pub const VERSION_QUOTAS: u32 = 4;
 
 /// Two copies, so that one bad block does not take the volume with it.
 pub const SUPERBLOCK_AT: [u64; 2] = [0, 15 * BLOCK64];
@@ -71,8 +72,8 @@ pub struct Layout {
     pub meta_bytes: u64,
     /// All numbers are below it.
     pub data_blocks: u64,
-    /// Blocks may be of snapshots: who knows of none would use them.
-    pub has_snapshots: bool,
+    /// The least version that knows what is in it. Blocks may be of snapshots: who knows of none would use them.
+    pub needs: u32,
     parts: [Part; 1 + GROWTHS_MAX],
     count: usize,
 }
@@ -118,7 +119,7 @@ impl Layout {
             meta_start,
             meta_bytes,
             data_blocks,
-            has_snapshots: false,
+            needs: VERSION,
             parts,
             count: 1,
         })
@@ -142,8 +143,8 @@ impl Layout {
         Some(next)
     }
 
-    pub fn with_snapshots(mut self) -> Layout {
-        self.has_snapshots = true;
+    pub fn needing(mut self, version: u32) -> Layout {
+        self.needs = self.needs.max(version);
         self
     }
 
@@ -212,11 +213,7 @@ impl Layout {
     }
 
     fn version(&self) -> u32 {
-        match (self.has_snapshots, self.count) {
-            (true, _) => VERSION_SNAPSHOTS,
-            (false, 1) => VERSION,
-            _ => VERSION_GROWN,
-        }
+        self.needs.max(if self.count == 1 { VERSION } else { VERSION_GROWN })
     }
 
     fn encode(&self) -> Superblock {
@@ -283,11 +280,11 @@ fn decode(block: &[u8; BLOCK], bytes: u64) -> Result<Layout, OpenError> {
         return Err(OpenError::Superblocks);
     }
     let version = superblock.version.get();
-    if !(VERSION..=VERSION_SNAPSHOTS).contains(&version) || superblock.block_bytes.get() != BLOCK as u32 {
-        return Err(OpenError::Version { found: version, known: VERSION_SNAPSHOTS });
+    if !(VERSION..=VERSION_QUOTAS).contains(&version) || superblock.block_bytes.get() != BLOCK as u32 {
+        return Err(OpenError::Version { found: version, known: VERSION_QUOTAS });
     }
     let mut layout = Layout::plan(superblock.volume_bytes.get(), superblock.uuid)?;
-    layout.has_snapshots = version == VERSION_SNAPSHOTS;
+    layout.needs = if version >= VERSION_SNAPSHOTS { version } else { VERSION };
     let grown = superblock.grown.iter().map(|end| end.get()).take_while(|end| *end > 0);
     for end in grown.filter(|_| version != VERSION) {
         layout = layout.grown_to(end).ok_or(OpenError::Superblocks)?;

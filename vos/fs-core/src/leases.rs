@@ -164,6 +164,7 @@ impl Seen {
 #[derive(Default)]
 pub struct Leases {
     state: Mutex<State>,
+    stills: exclusive::Stills,
 }
 
 #[derive(Default)]

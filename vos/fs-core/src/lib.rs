@@ -23,6 +23,7 @@
 //! - `leases`: who may keep what in caches.
 //! - `locks`: record locks and flocks.
 //! - `linger`: inodes that have neither a name nor a handle, and stay for a while.
+//! - `quotas`: what may be made in a directory.
 //! - `calls`: from request to answer.
 //! - `error`: why an operation, or the opening of a volume, failed.
 //! - `scratch`: a device that is looked at and not changed.
@@ -60,6 +61,7 @@ mod log;
 mod model;
 mod open;
 mod ops;
+mod quotas;
 mod readahead;
 mod scratch;
 mod sessions;

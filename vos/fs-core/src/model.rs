@@ -20,6 +20,8 @@ pub mod tag {
     pub const HANDLE: u8 = b'H';
     pub const INODE: u8 = b'I';
     pub const LOCKS: u8 = b'K';
+    /// With a number, a quota; alone, the number of the next one.
+    pub const QUOTA: u8 = b'Q';
     pub const STATE: u8 = b'M';
     /// With a number, a snapshot; alone, the number of the next one.
     pub const SNAPSHOT: u8 = b'N';
@@ -104,6 +106,8 @@ pub struct Inode {
     pub parent: u64,
     pub next_cookie: u64,
     pub entries: u64,
+    /// The quota that it counts with: 0, or one that is gone: none.
+    pub quota: u32,
 }
 
 pub const KIND_MASK: u32 = 0o170_000;
@@ -148,11 +152,20 @@ impl Inode {
             next_cookie: self.next_cookie.into(),
             entries: self.entries.into(),
         };
-        bytes.as_bytes().to_vec()
+        let mut bytes = bytes.as_bytes().to_vec();
+        if self.quota != 0 {
+            bytes.extend_from_slice(&self.quota.to_le_bytes());
+        }
+        bytes
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Inode, StoreError> {
-        let stored = InodeBytes::read_from_bytes(bytes).map_err(|_| StoreError::Damaged("inode"))?;
+        let (stored, rest) = InodeBytes::read_from_prefix(bytes).map_err(|_| StoreError::Damaged("inode"))?;
+        let quota = match <[u8; 4]>::try_from(rest) {
+            Ok(quota) => u32::from_le_bytes(quota),
+            Err(_) if rest.is_empty() => 0,
+            Err(_) => return Err(StoreError::Damaged("inode")),
+        };
         let inode = Inode {
             mode: stored.mode.get(),
             links: stored.links.get(),
@@ -168,6 +181,7 @@ impl Inode {
             parent: stored.parent.get(),
             next_cookie: stored.next_cookie.get(),
             entries: stored.entries.get(),
+            quota,
         };
         if inode.is_countable() { Ok(inode) } else { Err(StoreError::Damaged("inode")) }
     }

@@ -20,6 +20,7 @@ use crate::extents::{Run, Window};
 use crate::layout::{GROWTH_BYTES_MIN, Head, Layout, read_head};
 use crate::log::{Counters, GAP_BYTES, Log, Record, Tail, scan};
 use crate::model::{DIRECTORY, Inode, key, key1, number_of, tag};
+use crate::quotas::Quotas;
 use crate::store::{From, Room, Store};
 
 /// Below this much metadata every page's checksum is verified at opening, not only after damage was seen.
@@ -180,7 +181,8 @@ fn recover(
     let epoch = if epoch == state.tail.epoch { epoch.wrapping_add(2) } else { epoch };
     let tail = Tail { epoch, lsn: log.end.next_multiple_of(BLOCK64) + GAP_BYTES, applied };
     let log = Log::new(device.clone(), &layout, tail);
-    let found = Found { layout, aside, store, log, blocks, counters, applied, meta_bytes: state.meta_bytes };
+    let (meta_bytes, quotas) = (state.meta_bytes, Quotas::load(&store)?);
+    let found = Found { layout, aside, store, log, blocks, counters, applied, meta_bytes, quotas };
     let fs = Arc::new(Fs::new(device, options, found));
     fs.checkpoint().map_err(broken)?;
     Ok(fs)
@@ -191,6 +193,7 @@ impl Fs {
     fn begin(self: Arc<Fs>) -> Result<Arc<Fs>, OpenError> {
         self.restore_sessions().map_err(broken)?;
         self.reap_orphans().map_err(broken)?;
+        self.go_on_counting().map_err(broken)?;
         Ok(self)
     }
 }

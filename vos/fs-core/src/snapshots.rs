@@ -24,7 +24,8 @@ pub const ID_MAX: u64 = (1 << 18) - 1;
 pub const COUNT_MAX: usize = 64;
 
 /// Keys of the tree, whose values of before are kept for snapshots. The others are of the present only.
-const TREE: [u8; 7] = [tag::INODE, tag::ENTRY, tag::COOKIE, tag::EXTENTS, tag::TARGET, tag::XATTR, tag::BITMAP];
+const TREE: [u8; 8] =
+    [tag::INODE, tag::ENTRY, tag::COOKIE, tag::EXTENTS, tag::TARGET, tag::XATTR, tag::BITMAP, tag::QUOTA];
 
 /// One snapshot, as its record says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,7 +99,7 @@ pub fn kept_bytes_max(key: &[u8]) -> usize {
 pub fn is_of_snapshot(key: &[u8]) -> bool {
     // The upper half of the number of an inode.
     let is_marked = key.get(1).is_some_and(|byte| byte & (SNAPSHOTS >> 56) as u8 != 0);
-    is_marked && key.len() >= 9 && is_of_tree(key) && key.first() != Some(&tag::BITMAP)
+    is_marked && key.len() >= 9 && is_of_tree(key) && !matches!(key.first(), Some(&(tag::BITMAP | tag::QUOTA)))
 }
 
 /// Whether only a snapshot has the inode, or it is [`SNAPSHOTS`].

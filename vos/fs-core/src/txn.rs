@@ -62,6 +62,12 @@ impl<'a> Txn<'a> {
         Ok(self.store.scan(from, to, limit, From::Start)?)
     }
 
+    /// Inodes that change, each as it was and as it will be.
+    pub fn changed_inodes(&self) -> Result<Vec<(Change, Change)>, Errno> {
+        let changed = self.changes.range(vec![tag::INODE]..vec![tag::INODE + 1]);
+        changed.map(|(key, new)| Ok((self.store.get(key)?, new.clone()))).collect()
+    }
+
     pub fn put(&mut self, key: Key, value: Vec<u8>) {
         self.weight += 6 + key.len() + value.len();
         self.changes.insert(key, Some(value));

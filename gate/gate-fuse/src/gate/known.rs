@@ -45,7 +45,9 @@ impl<B: Backend> Gate<B> {
             Body::Getxattr { name: b"security.capability", .. } if self.cache.is_capability_absent(ino) => {
                 self.answer(unique, -libc::ENODATA, &[])?;
             }
-            Body::Getxattr { name, .. } if self.cache.is_bare(ino) && !translate::is_acl(name) => {
+            Body::Getxattr { name, .. }
+                if self.cache.is_bare(ino) && !translate::is_acl(name) && !translate::is_own(name) =>
+            {
                 self.answer(unique, -libc::ENODATA, &[])?;
             }
             Body::Listxattr { size } if self.cache.is_bare(ino) => {

@@ -18,8 +18,12 @@
 //! everything, until that has told.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use vos_api::fs::{BEHIND_COUNT_MAX, RECALL_MS};
+
+use crate::core::Fs;
 
 use super::{Go, LEASES_PER_SESSION_MAX, Leases, Mailbox, Resume, Seen, State, Told, Woken};
 
@@ -28,6 +32,35 @@ pub(super) struct Exclusive {
     by_ino: HashMap<u64, Owner>,
     /// Who waits until sessions have told of everything.
     parked: Vec<Parked>,
+}
+
+/// While there is one, nobody gets anything exclusively.
+pub struct Still {
+    fs: Arc<Fs>,
+}
+
+impl Still {
+    pub fn new(fs: &Arc<Fs>) -> Still {
+        fs.leases.stills.now.fetch_add(1, Ordering::SeqCst);
+        fs.leases.stills.ever.fetch_add(1, Ordering::SeqCst);
+        // Whoever looked before has been granted what he is granted.
+        drop(fs.leases.state.lock());
+        Still { fs: fs.clone() }
+    }
+}
+
+impl Drop for Still {
+    /// Also while an answer is given, under the lock of all leases.
+    fn drop(&mut self) {
+        self.fs.leases.stills.now.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// [`Still`]s that there are, and that there have been.
+#[derive(Default)]
+pub(super) struct Stills {
+    now: AtomicU64,
+    ever: AtomicU64,
 }
 
 struct Owner {
@@ -112,6 +145,11 @@ impl Leases {
         is_owner || state.mailboxes.get(&session).is_some_and(|mailbox| mailbox.untold.is_some())
     }
 
+    /// How many [`Still`]s there have been.
+    pub fn stills(&self) -> u64 {
+        self.stills.ever.load(Ordering::SeqCst)
+    }
+
     /// How many sessions do.
     pub fn behind_count(&self) -> u64 {
         self.state.lock().mailboxes.values().filter(|mailbox| mailbox.writes_behind).count() as u64
@@ -127,22 +165,25 @@ impl Leases {
     }
 
     /// As [`Leases::deliver`], of a change of a regular file, one of those seen, and of names of a directory: the
-    /// session has them exclusively from now on if nobody else has anything of them.
+    /// session has them exclusively from now on if nobody else has anything of them, and since `stills` was asked for
+    /// there was no [`Still`].
     pub fn deliver_change(
         &self,
         session: u64,
         seen: &[Seen],
         (file, directory): (Option<u64>, Option<u64>),
+        stills: u64,
         answer: impl FnOnce(Terms),
     ) {
         let mut state = self.state.lock();
         let is_held = state.may_keep(session, seen);
-        let is_exclusive = is_held && file.is_some_and(|ino| state.grant(session, ino));
+        let may_grant = self.stills.now.load(Ordering::SeqCst) == 0 && self.stills() == stills;
+        let is_exclusive = is_held && may_grant && file.is_some_and(|ino| state.grant(session, ino));
         // What is made there comes with a lease.
         let may_make =
             state.mailboxes.get(&session).is_some_and(|it| it.leases + 2 * BEHIND_COUNT_MAX < LEASES_PER_SESSION_MAX);
         let mut may_have = |ino| state.holds(session, ino) && state.grant(session, ino);
-        let has_names = session != 0 && may_make && directory.is_some_and(&mut may_have);
+        let has_names = session != 0 && may_grant && may_make && directory.is_some_and(&mut may_have);
         answer(Terms { is_held, is_exclusive, has_names });
     }
 

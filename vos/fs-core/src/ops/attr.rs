@@ -104,7 +104,7 @@ fn kill_set_id(inode: &mut Inode) {
     }
 }
 
-pub(super) fn statfs(fs: &Fs) -> Result<Reply, Errno> {
+pub(super) fn statfs(fs: &Fs, ino: u64) -> Result<Reply, Errno> {
     let (lingering, lingering_blocks) = fs.lingering.lock().sizes();
     let (blocks, free) = {
         let blocks = fs.blocks.lock();
@@ -114,6 +114,20 @@ pub(super) fn statfs(fs: &Fs) -> Result<Reply, Errno> {
     };
     // Files that linger are not there for anybody who counts.
     let (files, files_free) = (fs.counters().inodes.saturating_sub(lingering), fs.files_free());
-    let space = api::Space { blocks, blocks_free: free, inodes: files + files_free, inodes_free: files_free };
+    let mut space = api::Space { blocks, blocks_free: free, inodes: files + files_free, inodes_free: files_free };
+    let quota = match ino {
+        0 => None,
+        // One that is gone counts nowhere.
+        _ => fs.read_inode(ino).ok().map(|inode| fs.quota_of(&inode)).transpose()?.flatten(),
+    };
+    if let Some(quota) = quota {
+        let (blocks_left, inodes_left) = quota.left();
+        if let Some(left) = blocks_left {
+            (space.blocks, space.blocks_free) = (blocks.min(quota.limits.blocks), free.min(left));
+        }
+        if let Some(left) = inodes_left {
+            (space.inodes, space.inodes_free) = (space.inodes.min(quota.limits.inodes), files_free.min(left));
+        }
+    }
     Ok(Reply::done(space))
 }

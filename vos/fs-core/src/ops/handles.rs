@@ -17,7 +17,7 @@ use crate::locks;
 use crate::log::RECORD_BYTES_MAX;
 use crate::model::{Inode, key, key1, key2, number_of, tag};
 use crate::ops::attr::kill_set_id_if_asked;
-use crate::ops::{O_ACCMODE, O_TRUNC};
+use crate::ops::{O_ACCMODE, O_TRUNC, quotas};
 use crate::sessions::is_unused;
 use crate::snapshots::is_shown;
 use crate::store::{From, Key};
@@ -121,16 +121,19 @@ pub(crate) fn close(txn: &mut Txn<'_>, session: u64, handle: u64) -> Result<Opti
         return Ok(None);
     }
     inode.opens = inode.opens.saturating_sub(1);
-    Ok(settle(txn, ino, &inode))
+    settle(txn, ino, &inode)
 }
 
 /// Stores an inode whose claims changed. Answers it when it has none any more.
-pub(crate) fn settle(txn: &mut Txn<'_>, ino: u64, inode: &Inode) -> Option<Orphan> {
+pub(crate) fn settle(txn: &mut Txn<'_>, ino: u64, inode: &Inode) -> Result<Option<Orphan>, Errno> {
     txn.put_inode(ino, inode);
     if inode.links == 0 {
         txn.put(key1(tag::ORPHAN, ino), Vec::new());
     }
-    is_unused(inode).then(|| Orphan::new(ino, inode))
+    if inode.is_dir() && inode.links == 0 {
+        quotas::end_with(txn, ino, inode)?;
+    }
+    Ok(is_unused(inode).then(|| Orphan::new(ino, inode)))
 }
 
 /// Removes up to [`STEP_KEYS`] of what belongs to an inode, and the inode when that was all.

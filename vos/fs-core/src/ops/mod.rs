@@ -7,6 +7,7 @@ mod dir;
 pub(crate) mod handles;
 mod names;
 mod place;
+pub(crate) mod quotas;
 mod snapshots;
 mod space;
 mod xattr;
@@ -60,7 +61,8 @@ fn look(fs: &Arc<Fs>, call: &Call) -> Result<Reply, Errno> {
         Request::Readlink(it) => names::readlink(fs, call, it),
         Request::Read(it) => data::read(fs, call, it),
         Request::Readdir(it) => dir::readdir(fs, call, it),
-        Request::Statfs(_) => attr::statfs(fs),
+        Request::Statfs(it) => attr::statfs(fs, it.ino),
+        Request::Getxattr(it) if quotas::is_own(it.name) => quotas::get(fs, call, it),
         Request::Getxattr(it) => xattr::get(fs, call, it),
         Request::Listxattr(it) => xattr::list(fs, call, it),
         Request::Lseek(it) => space::seek(fs, call, it),
@@ -92,6 +94,8 @@ pub(crate) fn change(job: &Arc<Job>, touch: &Touch) -> Result<(), Errno> {
         Request::Open(it) => handles::open(job, it),
         Request::Release(it) => handles::release(job, it),
         Request::Write(it) => data::write(job, it),
+        Request::Setxattr(it) if quotas::is_own(it.name.0) => quotas::set(job, it),
+        Request::Removexattr(it) if quotas::is_own(it.name) => quotas::remove(job, it),
         Request::Setxattr(it) => xattr::set(job, it),
         Request::Removexattr(it) => xattr::remove(job, it),
         Request::Fallocate(it) => space::fallocate(job, it),

@@ -15,7 +15,7 @@ use crate::model::{
     key_name, key1, key2, tag,
 };
 use crate::open::FIRST_COOKIE;
-use crate::ops::handles;
+use crate::ops::{handles, quotas};
 use crate::txn::{Txn, check_name, checked};
 
 const NOREPLACE: u16 = 1;
@@ -174,6 +174,11 @@ pub(super) fn make(txn: &mut Txn<'_>, making: &Making<'_>) -> Result<(u64, Inode
         ..Inode::default()
     };
     let directory = txn.directory(parent)?;
+    inode.quota = match making.ino {
+        None => quotas::demand_one(txn, &directory)?,
+        // Whether there may be more of them all their changes together tell.
+        Some(_) => txn.quota_in(&directory)?,
+    };
     if directory.mode & SET_GID != 0 {
         inode.gid = directory.gid;
         inode.mode |= if inode.is_dir() { SET_GID } else { 0 };
@@ -334,7 +339,7 @@ pub(super) fn unlink(
     }
     child.ctime_ns = time_ns;
     drop_entry(txn, parent, name, entry, time_ns)?;
-    Ok(handles::settle(txn, entry.ino, &child))
+    handles::settle(txn, entry.ino, &child)
 }
 
 pub(super) fn rename(job: &Arc<Job>, touch: &Touch, it: Rename<'_>) -> Result<(), Errno> {
@@ -408,6 +413,7 @@ pub(super) fn replace(
     if is_dir {
         moved.parent = to;
     }
+    quotas::adopt(txn, source.ino, &mut moved, to)?;
     txn.put_inode(source.ino, &moved);
     add_entry(txn, to, new, source.ino, &moved, ends.time_ns)?;
     Ok(orphan)
@@ -427,6 +433,7 @@ fn exchange(txn: &mut Txn<'_>, ends: &Ends<'_>, source: Entry, target: Entry) ->
         if inode.is_dir() {
             inode.parent = home;
         }
+        quotas::adopt(txn, entry.ino, &mut inode, home)?;
         txn.put_inode(entry.ino, &inode);
     }
     for (parent, gone, come) in [(from, source, target), (to, target, source)] {
@@ -444,13 +451,15 @@ fn exchange(txn: &mut Txn<'_>, ends: &Ends<'_>, source: Entry, target: Entry) ->
 
 /// Fails when `directory` is `ino` or lies below it.
 fn check_not_inside(txn: &Txn<'_>, directory: u64, ino: u64) -> Result<(), Errno> {
+    if is_inside(txn, directory, ino)? { Err(Errno::Invalid) } else { Ok(()) }
+}
+
+/// Whether `directory` is `ino` or lies below it.
+pub(super) fn is_inside(txn: &Txn<'_>, directory: u64, ino: u64) -> Result<bool, Errno> {
     let mut at = directory;
     for _ in 0..DEPTH_MAX {
-        if at == ino {
-            return Err(Errno::Invalid);
-        }
-        if at == api::ROOT {
-            return Ok(());
+        if at == ino || at == api::ROOT {
+            return Ok(at == ino);
         }
         at = txn.directory(at)?.parent;
     }

@@ -8,6 +8,7 @@ use vos_api::fs::{self as api, SNAPSHOTS, SNAPSHOTS_NAME};
 use crate::calls::{Job, Reply};
 use crate::core::Growth;
 use crate::error::{Errno, StoreError};
+use crate::layout::VERSION_SNAPSHOTS;
 use crate::model::{Reader, key, key1, number_of, tag};
 use crate::ops::names::{Making, attr_reply};
 use crate::snapshots::{COUNT_MAX, ID_MAX, INO_MAX, Snapshot, outer};
@@ -20,7 +21,7 @@ pub(super) fn take(job: &Arc<Job>, making: &Making<'_>) -> Result<(), Errno> {
         return Err(Errno::NotSupported);
     }
     next(&Txn::new(&fs.store, fs.counters()), making.name)?;
-    fs.become_one_with_snapshots()?;
+    fs.come_to_need(VERSION_SNAPSHOTS)?;
     job.transact_and_commit(Growth::Grows, |txn| {
         let id = next(txn, making.name)?;
         let made_ns = making.create.time_ns.get();

@@ -17,6 +17,7 @@ use crate::extents::{Run, WINDOW_BLOCKS, Window};
 use crate::model::{key2, number_of, tag, window_of};
 use crate::ops::attr::kill_set_id_if_asked;
 use crate::ops::data::{Position, Prepared, WINDOW_BYTES, Writing};
+use crate::ops::quotas::demand_blocks;
 use crate::store::From;
 use crate::txn::Txn;
 
@@ -185,6 +186,7 @@ fn reserve(job: &Arc<Job>, it: Fallocate, grow_to: Option<u64>) -> Result<(), Er
     }
     let _file = fs.lock_file(it.ino);
     job.transact(Growth::Grows, |txn| {
+        demand_blocks(txn, &txn.inode(it.ino)?, it.bytes / BLOCK64)?;
         allocated(txn, it, grow_to)?;
         Ok(Reply::default())
     })

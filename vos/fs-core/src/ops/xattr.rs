@@ -13,8 +13,8 @@ use crate::model::{key_name, key1, tag};
 use crate::store::From;
 use crate::txn::Txn;
 
-const CREATE: u16 = 1;
-const REPLACE: u16 = 2;
+pub(super) const CREATE: u16 = 1;
+pub(super) const REPLACE: u16 = 2;
 /// Attributes of one inode: their names must fit into one listing.
 const XATTRS_MAX: usize = 256;
 
@@ -58,7 +58,7 @@ impl Fs {
 }
 
 /// As getxattr(2): without room only the size is told.
-fn sized(value: Vec<u8>, capacity: usize, seen: Seen) -> Result<Reply, Errno> {
+pub(super) fn sized(value: Vec<u8>, capacity: usize, seen: Seen) -> Result<Reply, Errno> {
     let bytes = value.len() as u64;
     if capacity == 0 {
         return Ok(Reply::done(Bytes { bytes }).seen([seen]));
