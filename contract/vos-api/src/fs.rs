@@ -32,6 +32,9 @@ pub const ROOT: u64 = 1;
 /// The directory of all snapshots. `MKDIR` in it takes one, `RMDIR` removes one; what a snapshot shows are inodes whose
 /// numbers have this bit, too. Nothing else changes any of them (`EROFS`).
 pub const SNAPSHOTS: u64 = 1 << 62;
+/// An inode of a snapshot has this bit, the number of the snapshot above these bits, and in them the number that the
+/// inode itself has in the tree.
+pub const SNAPSHOT_INO_BITS: u32 = 44;
 /// Where [`SNAPSHOTS`] is found in the root, which does not list it.
 pub const SNAPSHOTS_NAME: &[u8] = b".snapshots";
 /// Names of extended attributes that the server answers itself; no listing has them. Who lets programs in lets only
@@ -45,6 +48,11 @@ pub const QUOTA_NAME: &[u8] = b"dvs.quota";
 /// Of [`ROOT`], followed by a number in decimal: quotas whose numbers are at least that, a line for each: its number,
 /// what [`QUOTA_NAME`] tells, the path. As many as fit; none: there are no more.
 pub const QUOTAS_NAME: &[u8] = b"dvs.quotas.";
+/// Of the root of a snapshot, followed by the number of an earlier one, a dot and the number of an inode, in decimal:
+/// inodes from that number on that differ between the two snapshots, or are in one only, as u64 in rising order: their
+/// own numbers, without what says the snapshot. As many as fit; none: there are no more. `ENODATA`: there is no such
+/// earlier snapshot.
+pub const SINCE_NAME: &[u8] = b"dvs.since.";
 pub const NAME_BYTES_MAX: usize = 255;
 pub const SYMLINK_BYTES_MAX: usize = 4095;
 pub const XATTR_VALUE_BYTES_MAX: usize = 65_536;

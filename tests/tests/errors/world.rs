@@ -145,6 +145,7 @@ impl World {
         let mut files = Files::new();
         cluster.ok(&["dc", "create", "shop", "--nodes", node, "--disk", "64M", "--start"]);
         cluster.ok(&["dc", "create", "idle", "--nodes", node, "--disk", "64M"]);
+        cluster.ok(&["run", "shop", "--", "mkdir", "/dc/srv"]);
         for snapshot in ["kept", "doomed"] {
             cluster.ok(&["fs", "snapshot", "create", "shop", snapshot]);
         }

@@ -148,6 +148,29 @@ impl Base {
         Ok(found)
     }
 
+    /// Inodes from `from` on, up to `limit`, that may differ between two snapshots: those whose value was replaced since
+    /// the earlier one was taken. Fewer than `limit` means that there are no more.
+    pub fn changed(&self, earlier: u64, later: u64, from: u64, limit: usize) -> Result<Vec<u64>, StoreError> {
+        let between = || self.snapshots.iter().filter(|snapshot| (earlier..later).contains(&snapshot.id));
+        let (mut found, mut low) = (Vec::new(), key1(tag::INODE, from));
+        while found.len() < limit {
+            let mut round = Round::new(limit, between().count());
+            for snapshot in between() {
+                let end = before(snapshot.id, &[tag::INODE + 1]);
+                let part = self.before.range::<&[u8]>(bounds(&before(snapshot.id, &low), &end))?;
+                round.add(part, |key, _| Ok((key.get(ID_BYTES..).unwrap_or_default().to_vec(), None)))?;
+            }
+            let Round { merged, cut, .. } = round;
+            let known = merged.into_keys().filter(|key| cut.as_ref().is_none_or(|cut| key <= cut));
+            found.extend(known.filter_map(|key| number_of(&key, 0)));
+            let Some(mut next) = cut else { break };
+            next.push(0);
+            low = next;
+        }
+        found.truncate(limit);
+        Ok(found)
+    }
+
     /// A value of an inode that has a number of a snapshot, or of [`SNAPSHOTS`].
     pub fn look(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         let Some(ino) = number_of(key, 0) else { return Ok(None) };

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use vos_api::fs::{ROOT, SNAPSHOTS, SNAPSHOTS_NAME, SYMLINK_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
+use vos_api::fs::{ROOT, SNAPSHOT_INO_BITS as INO_BITS, SNAPSHOTS, SNAPSHOTS_NAME, SYMLINK_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
 
 use crate::error::StoreError;
 use crate::extents::Window;
@@ -14,8 +14,6 @@ use crate::model::{CookieEntry, DIRECTORY, Entry, Inode, Reader, key_name, key1,
 use crate::open::FIRST_COOKIE;
 use crate::store::{Change, Key};
 
-/// Bits of an inode's own number in the number that it has in a snapshot; the number of the snapshot is above them.
-const INO_BITS: u32 = 44;
 /// Inodes above are not shown: a volume that has them takes no more snapshots.
 pub const INO_MAX: u64 = (1 << INO_BITS) - 2;
 /// Numbers of snapshots are given once.

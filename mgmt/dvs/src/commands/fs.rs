@@ -1,12 +1,14 @@
-//! `dvs fs`: the file tree of a container as a whole: its space, and snapshots of it.
+//! `dvs fs`: the file tree of a container as a whole: its space, quotas of directories, and snapshots of it.
 //!
 //! A snapshot is a directory that is made in `/dc/.snapshots`, so it is a process of the container that makes it, as
 //! any of its programs may (`inside.rs`). Outside, this command starts that process, which is our own binary, and
 //! passes on what it says; inside the container it does the work itself.
 
 pub mod inside;
+mod quota;
 mod scrub;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
@@ -14,6 +16,7 @@ use client::Client;
 use mgmt_api::{DcPhase, RunRequest};
 
 use self::inside::Request;
+use self::quota::Limits;
 use super::dc::view;
 use super::ds::{is_inside, ourselves};
 use super::session::{Manner, converse, new_session};
@@ -23,12 +26,14 @@ use crate::cli::Global;
 use crate::errors::{self, Failure};
 use crate::output::Format;
 use crate::pump::Ended;
+use crate::units::parse_bytes;
 
-/// The file tree of a container: its space, and snapshots of it
+/// The file tree of a container: its space, quotas, and snapshots of it
 #[derive(Subcommand, Debug)]
 #[command(after_help = "\
 Examples:
   dvs fs df shop
+  dvs fs quota set shop srv/uploads --bytes 10G
   dvs fs snapshot create shop before-update
   dvs fs snapshot ls shop
   dvs fs scrub shop                            whether all can be read")]
@@ -39,6 +44,8 @@ pub enum Command {
         #[arg(add = names::containers())]
         dc: String,
     },
+    #[command(subcommand, visible_alias = "quotas")]
+    Quota(QuotaCommand),
     #[command(subcommand, visible_alias = "snapshots")]
     Snapshot(SnapshotCommand),
     Scrub(ScrubOptions),
@@ -65,6 +72,92 @@ pub struct ScrubOptions {
     /// Node of the container that reads [default: its first one].
     #[arg(short, long, add = names::nodes())]
     node: Option<String>,
+}
+
+/// Quotas: how much a directory may have
+#[derive(Subcommand, Debug)]
+#[command(after_help = "\
+A quota counts all files and directories in its directory and below, itself included, and the blocks of 4 KiB that they have. What \
+it does not allow fails with EDQUOT (Disk quota exceeded), for every program on every node, root's too; df there shows it. \
+Directories with quotas lie beside one another: none is inside another one. A file counts where it was made, or moved to; a \
+directory that is not empty does not move across (EXDEV, so mv copies).
+
+Examples:
+  dvs fs quota set shop srv/uploads --bytes 10G
+  dvs fs quota set shop /dc/srv/mail --bytes 2G --inodes 100000
+  dvs fs quota set shop srv/uploads --bytes none        counted, without a limit
+  dvs fs quota ls shop
+  dvs fs quota rm shop srv/uploads
+
+Programs of a container that are root may, too: setfattr -n dvs.quota -v 'bytes=1000000 inodes=100' DIRECTORY.")]
+pub enum QuotaCommand {
+    Set(QuotaOptions),
+    /// List quotas, and what of them is used.
+    #[command(visible_alias = "list")]
+    Ls {
+        /// Container; it must run.
+        #[arg(add = names::containers())]
+        dc: String,
+    },
+    /// End the quota of a directory; its files stay.
+    #[command(visible_alias = "delete")]
+    Rm {
+        /// Container; it must run.
+        #[arg(add = names::containers())]
+        dc: String,
+        /// Directory: /dc/srv/uploads, or srv/uploads.
+        path: PathBuf,
+    },
+}
+
+/// Say how much a directory may have, or change it
+#[derive(Args, Debug)]
+#[command(after_help = "\
+What the directory has is counted while programs go on, and may be more than the limit: then nothing is added. A limit that is not \
+given stays as it is.
+
+Examples:
+  dvs fs quota set shop srv/uploads --bytes 10G
+  dvs fs quota set shop srv/uploads --inodes 5000       its bytes as before")]
+pub struct QuotaOptions {
+    /// Container; it must run.
+    #[arg(add = names::containers())]
+    dc: String,
+    /// Directory: /dc/srv/uploads, or srv/uploads.
+    path: PathBuf,
+    /// What its files may have together; none: no limit.
+    #[arg(long, value_name = "SIZE", value_parser = parse_limit, required_unless_present = "inodes")]
+    bytes: Option<u64>,
+    /// How many files and directories there may be, itself included; none: no limit.
+    #[arg(long, value_name = "NUMBER", value_parser = parse_count_limit)]
+    inodes: Option<u64>,
+    /// Answer before what is there is counted.
+    #[arg(long)]
+    no_wait: bool,
+}
+
+const NO_LIMIT: &str = "none";
+
+fn parse_limit(text: &str) -> Result<u64, String> {
+    match text {
+        NO_LIMIT => Ok(0),
+        _ => parse_bytes(text).and_then(positive),
+    }
+}
+
+fn parse_count_limit(text: &str) -> Result<u64, String> {
+    match text {
+        NO_LIMIT => Ok(0),
+        _ => text.parse().map_err(|_| format!("'{text}' is no number")).and_then(positive),
+    }
+}
+
+fn positive(number: u64) -> Result<u64, String> {
+    match number {
+        0 => Err(format!("0 allows nothing; no limit is '{NO_LIMIT}'")),
+        _ if number > i64::MAX as u64 => Err("it is more than can be counted".to_owned()),
+        _ => Ok(number),
+    }
 }
 
 /// Snapshots: the tree as it was
@@ -135,6 +228,11 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
             node = it.node;
             (it.dc, Request::Scrub)
         }
+        Command::Quota(QuotaCommand::Set(QuotaOptions { dc, path, bytes, inodes, no_wait })) => {
+            (dc, Request::Quota(quota::Request::Set { path, limits: Limits { bytes, inodes, no_wait } }))
+        }
+        Command::Quota(QuotaCommand::Ls { dc }) => (dc, Request::Quota(quota::Request::List)),
+        Command::Quota(QuotaCommand::Rm { dc, path }) => (dc, Request::Quota(quota::Request::End { path })),
         Command::Snapshot(SnapshotCommand::Create(it)) => (it.dc, Request::Take { name: it.name }),
         Command::Snapshot(SnapshotCommand::Ls { dc }) => (dc, Request::List),
         Command::Snapshot(SnapshotCommand::Rm(it)) => (it.dc, Request::Remove { name: it.name }),
@@ -210,6 +308,7 @@ fn said(dc: &str, complaints: &str) -> Failure {
 
 /// The process of the container.
 fn helper(format: Format, dc: &str, request: &Request) -> RunRequest {
-    let words = ["internal", "fs", "--output", format.as_str(), dc].into_iter().chain(request.words());
-    RunRequest { unlogged: true, ..ourselves(words) }
+    let words = ["internal", "fs", "--output", format.as_str(), dc].map(str::to_owned);
+    let words: Vec<String> = words.into_iter().chain(request.words()).collect();
+    RunRequest { unlogged: true, ..ourselves(words.iter().map(String::as_str)) }
 }

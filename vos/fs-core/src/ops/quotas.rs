@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vos_api::fs::{self as api, Getxattr, QUOTA_NAME, QUOTAS_NAME, Removexattr, Setxattr};
+use vos_api::fs::{self as api, Getxattr, QUOTA_NAME, QUOTAS_NAME, Removexattr, SINCE_NAME, Setxattr};
 
 use crate::calls::{Call, Job, Reply};
 use crate::core::{Fs, Growth};
@@ -14,7 +14,7 @@ use crate::model::{CookieEntry, Inode, NUMBER_MAX, Reader, key, key2, number_of,
 use crate::ops::names::is_inside;
 use crate::ops::xattr::{CREATE, REPLACE, sized};
 use crate::quotas::{Amount, COUNT_MAX, Quota, quota_key, quotas_from};
-use crate::snapshots::is_shown;
+use crate::snapshots::{is_shown, split};
 use crate::store::From;
 use crate::txn::Txn;
 
@@ -195,9 +195,28 @@ pub(super) fn get(fs: &Fs, call: &Call, it: Getxattr<'_>) -> Result<Reply, Errno
         let Some(quota) = own else { return Ok(Reply::failed(Errno::NoData).seen([seen])) };
         return sized(format(&quota).into_bytes(), call.capacity, seen);
     }
+    if let Some(numbers) = it.name.strip_prefix(SINCE_NAME) {
+        return sized(since(fs, it.ino, numbers)?, call.capacity, seen);
+    }
     let from = it.name.strip_prefix(QUOTAS_NAME).filter(|_| it.ino == api::ROOT);
     let from = from.and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok()).ok_or(Errno::NoData)?;
     sized(fs.list_quotas(from)?, call.capacity, seen)
+}
+
+/// Inodes that differ between an earlier snapshot and the one whose root this is.
+fn since(fs: &Fs, ino: u64, numbers: &[u8]) -> Result<Vec<u8>, Errno> {
+    let (later, own) = split(ino);
+    let read = || {
+        let (earlier, from) = std::str::from_utf8(numbers).ok()?.split_once('.')?;
+        Some((earlier.parse::<u64>().ok()?, from.parse::<u64>().ok()?))
+    };
+    let (earlier, from) = read().filter(|_| is_shown(ino) && own == api::ROOT).ok_or(Errno::NoData)?;
+    let base = fs.store.base();
+    if earlier >= later || !base.living().any(|snapshot| snapshot.id == earlier) {
+        return Err(Errno::NoData);
+    }
+    let changed = base.changed(earlier, later, from, LISTING_BYTES_MAX / size_of::<u64>())?;
+    Ok(changed.iter().flat_map(|ino| ino.to_le_bytes()).collect())
 }
 
 impl Fs {

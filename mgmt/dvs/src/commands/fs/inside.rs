@@ -10,6 +10,7 @@ use clap::Subcommand;
 use mgmt_api::{TREE, utc};
 use serde::Serialize;
 
+use super::quota;
 use super::scrub::scrub;
 use crate::commands::{Gone, Outcome, done, now_ms, print, say};
 use crate::errors::{Failure, GENERAL};
@@ -32,6 +33,8 @@ pub enum Request {
     List,
     /// Read everything.
     Scrub,
+    #[command(subcommand)]
+    Quota(quota::Request),
     Take {
         name: String,
     },
@@ -50,20 +53,25 @@ pub enum Request {
 
 impl Request {
     /// The same, as arguments.
-    pub fn words(&self) -> Vec<&str> {
+    pub fn words(&self) -> Vec<String> {
+        let named = |what: &str, name: &str| [what, "--", name].map(str::to_owned).to_vec();
         match self {
-            Request::Df => vec!["df"],
-            Request::List => vec!["list"],
-            Request::Scrub => vec!["scrub"],
-            Request::Take { name } => vec!["take", "--", name],
-            Request::Remove { name } => vec!["remove", "--", name],
-            Request::Forget { name } => vec!["forget", "--", name],
-            Request::Find { name } => vec!["find", "--", name],
+            Request::Df => vec!["df".to_owned()],
+            Request::List => vec!["list".to_owned()],
+            Request::Scrub => vec!["scrub".to_owned()],
+            Request::Quota(it) => ["quota".to_owned()].into_iter().chain(it.words()).collect(),
+            Request::Take { name } => named("take", name),
+            Request::Remove { name } => named("remove", name),
+            Request::Forget { name } => named("forget", name),
+            Request::Find { name } => named("find", name),
         }
     }
 
-    /// Whether the name can be one.
+    /// Whether the name, or path, can be one.
     pub fn check(&self) -> Result<(), Failure> {
+        if let Request::Quota(it) = self {
+            return it.check();
+        }
         let (Request::Take { name } | Request::Remove { name } | Request::Forget { name } | Request::Find { name }) =
             self
         else {
@@ -139,10 +147,11 @@ impl Row for Space {
 
 pub fn execute(format: Format, dc: &str, request: &Request) -> Outcome {
     let directory = Path::new(TREE).join(SNAPSHOTS);
-    if *request != Request::Df {
+    if !matches!(request, Request::Df | Request::Quota(_)) {
         demand_way_in(dc, &directory)?;
     }
     match request {
+        Request::Quota(it) => quota::execute(format, dc, it),
         Request::List => {
             let all = all(dc, &directory)?;
             print(|out| output::list(out, format, &all))
