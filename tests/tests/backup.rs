@@ -145,3 +145,144 @@ fn shell(cluster: &Cluster, script: &str) {
     let done = bash(cluster, script).output().expect("bash starts");
     assert!(done.status.success(), "{done:?}");
 }
+
+/// Changes a tree at random: whatever a program can do to names and files.
+const CHANGES: &str = r#"
+import os, random, sys, shutil
+random.seed(int(sys.argv[1]))
+root = "/dc/work"
+os.makedirs(root, exist_ok=True)
+def places():
+    found = [(root, [], [])]
+    for at, directories, files in os.walk(root):
+        found.append((at, directories, files))
+    return found
+def one():
+    at, directories, files = random.choice(places())
+    other = random.choice(places())[0]
+    name = random.choice("abcdefgh") + random.choice(["", "", "x" * 120])
+    path = os.path.join(at, name)
+    pick = lambda names: os.path.join(at, random.choice(names))
+    what = random.randrange(16)
+    if what <= 3:
+        with open(path, "ab" if random.random() < .5 else "wb") as file:
+            file.write(os.urandom(random.choice([0, 10, 5000, 200000])))
+    elif what <= 5: os.mkdir(path)
+    elif what == 6: os.symlink("to/%d" % random.randrange(99), path)
+    elif what == 7: os.link(pick(files), os.path.join(other, name))
+    elif what <= 9: os.rename(pick(files + directories), os.path.join(other, name))
+    elif what == 10: os.unlink(pick(files))
+    elif what == 11: shutil.rmtree(pick(directories))
+    elif what == 12: os.chmod(pick(files + directories), random.randrange(0o10000) | 0o700)
+    elif what == 13: os.mkfifo(path)
+    elif what == 14: os.utime(pick(files), ns=(7, random.randrange(10 ** 18)))
+    elif what == 15: os.rename(path, path) if os.path.exists(path) else os.replace(pick(directories), path)
+for _ in range(int(sys.argv[2])):
+    try: one()
+    except (OSError, IndexError, shutil.Error): pass
+"#;
+
+#[test]
+fn backups_of_what_changed_make_the_tree_that_was() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &["--fs-node", "n1", "--disk-node", "n1"]);
+    cluster.sh("shop", "n1", TREE);
+    let place = tempfile::tempdir().expect("a directory");
+    let path = |name: String| place.path().join(name).to_str().expect("text").to_owned();
+    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    let change = |round: u64, count: &str| {
+        let node = ["n1", "n2"][round as usize % 2];
+        let seed = (round + seed * 1000_u64).to_string();
+        cluster.ok(&["run", "shop", "--node", node, "--", "python3", "-c", CHANGES, &seed, count]);
+    };
+    change(0, "150");
+    let (mut files, mut states) = (vec![path("whole".to_owned())], Vec::new());
+    cluster.ok(&["dc", "backup", "shop", &files[0], "--keep"]);
+    states.push(cluster.sh("shop", "n1", LOOK));
+    for round in 1..5 {
+        // In the last one nothing changed.
+        if round < 4 {
+            change(round, "60");
+        }
+        cluster.ok(&["ds", "put", "shop", "round", &round.to_string()]);
+        let file = path(format!("since-{round}"));
+        let last = files.last().expect("one").clone();
+        cluster.ok(&["dc", "backup", "shop", &file, "--since", &last, "--keep"]);
+        states.push(cluster.sh("shop", "n2", LOOK));
+        files.push(file);
+    }
+    let listed = cluster.json(&["fs", "snapshot", "ls", "shop", "-o", "json"]);
+    assert_eq!(listed.as_array().map(Vec::len), Some(1), "only the last one's stays: {listed}");
+    let size = |file: &str| fs::metadata(file).expect("a file").len();
+    assert!(size(&files[4]) < 32 << 10, "nothing changed: {} bytes", size(&files[4]));
+    assert!(size(&files[1]) < size(&files[0]) - 2_900_000, "what did not change is not in it");
+
+    for count in [2, 5] {
+        let chain: Vec<&str> = files[..count].iter().map(String::as_str).collect();
+        let name = format!("copy{count}");
+        cluster.ok(&[&["dc", "restore"], &chain[..], &["--name", &name, "--nodes", "n2"]].concat());
+        let found = cluster.sh(&name, "n2", LOOK);
+        let (then, now) = (states[count - 1].lines(), found.lines());
+        let differ: Vec<_> = then.zip(now).filter(|(then, now)| then != now).take(5).collect();
+        assert!(found == states[count - 1], "after {count}: {differ:#?}");
+        assert_eq!(cluster.ok(&["ds", "get", &name, "round"]), (count - 1).to_string());
+    }
+    let checked = cluster.json(&["dc", "restore", "--check", &files[0], &files[1], "-o", "json"]);
+    assert_eq!(checked.as_array().map(Vec::len), Some(2));
+
+    // Out of order, with one missing, without the first: nothing is made.
+    let one = |at: usize| files[at].as_str();
+    for wrong in [vec![one(1)], vec![one(0), one(2)], vec![one(1), one(0)], vec![one(0), one(0)]] {
+        let (status, said) = cluster.fails(&[&["dc", "restore"], &wrong[..], &["--name", "wrong"]].concat());
+        assert!(status == 1 && said.contains("is of no use"), "{wrong:?}: {said}");
+    }
+    // The snapshot of an earlier one is gone; one of another container is not of this tree; none is of no moment.
+    let out = path("never".to_owned());
+    for (since, why) in [(one(1), "no snapshot"), (one(0), "no snapshot")] {
+        let (status, said) = cluster.fails(&["dc", "backup", "shop", &out, "--since", since]);
+        assert!(status == 1 && said.contains(why), "{since}: {said}");
+    }
+    let live = path("live".to_owned());
+    cluster.ok(&["dc", "backup", "shop", &live, "--live"]);
+    let (status, said) = cluster.fails(&["dc", "backup", "shop", &out, "--since", &live]);
+    assert!(status == 1 && said.contains("no moment"), "{said}");
+    let (status, said) = cluster.fails(&["dc", "backup", "copy5", &out, "--since", one(4)]);
+    assert!(status == 1 && said.contains("no snapshot"), "{said}");
+    assert!(fs::metadata(&out).is_err());
+    assert_eq!(cluster.json(&["fs", "snapshot", "ls", "shop", "-o", "json"]).as_array().map(Vec::len), Some(1));
+
+    // What others make of it: GNU tar removes what is not there any more, too.
+    let there = place.path().join("tar");
+    fs::create_dir(&there).expect("a directory");
+    for file in &files {
+        let status = Command::new("tar")
+            .args([
+                "--extract",
+                "--incremental",
+                "--same-permissions",
+                "--no-same-owner",
+                "--file",
+                file,
+                "--directory",
+            ])
+            .arg(&there)
+            .stderr(Stdio::null())
+            .status()
+            .expect("tar starts");
+        assert!(status.success(), "{file}");
+    }
+    let names = |text: &str| -> Vec<String> {
+        text.lines()
+            .filter(|line| line.contains(" d") || line.contains('@') || line.contains(':'))
+            .map(|line| line.split(' ').next().unwrap_or_default().to_owned())
+            .collect()
+    };
+    let look = format!("cd {}; {}", there.display(), LOOK.strip_prefix("cd /dc; ").expect("it does"));
+    let seen = Command::new("sh").args(["-c", &look]).output().expect("sh starts");
+    let found: Vec<String> = names(&String::from_utf8_lossy(&seen.stdout))
+        .into_iter()
+        .filter(|name| !name.starts_with(".dvs-backup"))
+        .collect();
+    let then: Vec<String> = names(&states[4]).into_iter().filter(|name| !name.starts_with(".dvs-backup")).collect();
+    assert_eq!(found, then);
+}

@@ -535,6 +535,10 @@ pub const TABLE: &[Row] = &[
             (&["idle", "{dir}/{new}"], 1, "not running"),
             (&["shop", "{dir}/tree/file"], 1, "there already"),
             (&["shop", "/no/such/directory/file"], 1, "/no/such/directory"),
+            (&["shop", "{dir}/{new}", "--since", "{dir}/none"], 1, "{dir}/none"),
+            (&["shop", "{dir}/{new}", "--since", "{dir}/tree/file"], 1, "no backup"),
+            (&["shop", "{dir}/{new}", "--since", "{dir}/shop.backup"], 1, "no snapshot"),
+            (&["shop", "{dir}/{new}", "--live", "--keep"], 2, "--keep"),
         ],
     ),
     row(
@@ -551,6 +555,7 @@ pub const TABLE: &[Row] = &[
             (&["{dir}/shop.backup", "--name", "{new}", "--nodes", "n9"], 1, "n9"),
             (&["{dir}/shop.backup", "--name", "Ä"], 1, "Ä"),
             (&["{dir}/shop.backup", "--check", "--no-ports"], 2, "--check"),
+            (&["{dir}/shop.backup", "{dir}/shop.backup"], 1, "needs none before it"),
         ],
     ),
     row(

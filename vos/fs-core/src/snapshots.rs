@@ -6,7 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use vos_api::fs::{ROOT, SNAPSHOT_INO_BITS as INO_BITS, SNAPSHOTS, SNAPSHOTS_NAME, SYMLINK_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
+use vos_api::fs::{
+    ROOT, SNAPSHOT_INO_BITS as INO_BITS, SNAPSHOTS, SNAPSHOTS_NAME, SYMLINK_BYTES_MAX, XATTR_VALUE_BYTES_MAX,
+};
 
 use crate::error::StoreError;
 use crate::extents::Window;

@@ -21,6 +21,7 @@ const ENOSPC: u32 = 28;
 const EROFS: u32 = 30;
 const EMLINK: u32 = 31;
 const ENOTEMPTY: u32 = 39;
+const ENODATA: u32 = 61;
 
 fn take(client: &mut Client, name: &str) -> u64 {
     let taken = client.make(api::MKDIR, SNAPSHOTS, name, 0o755, 5);
@@ -633,4 +634,97 @@ fn attributes_of_all_files_change_on_a_volume_full_of_metadata() {
     }
     assert_eq!(client.make(api::MKNOD, 1, "after", FILE, 1).status, 0);
     assert_sound(&fs);
+}
+
+/// As `vos_api::fs::SINCE_NAME`; `None`: there is no such earlier one.
+fn changed(client: &Client, root: u64, earlier: u64) -> Option<Vec<u64>> {
+    let (mut found, mut from) = (Vec::new(), 0);
+    loop {
+        let name = [api::SINCE_NAME, format!("{earlier}.{from}").as_bytes()].concat();
+        let reply = client.read_call(api::GETXATTR, [root, 0, 0], &name);
+        if reply.status == ENODATA {
+            return None;
+        }
+        assert_eq!(reply.status, 0);
+        let part: Vec<u64> = reply
+            .data
+            .chunks_exact(8)
+            .map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
+            .collect();
+        let Some(last) = part.last() else { return Some(found) };
+        assert!(part.is_sorted() && part.iter().all(|ino| *ino >= from));
+        from = last + 1;
+        found.extend(part);
+    }
+}
+
+#[test]
+fn what_differs_between_two_snapshots_is_told_and_not_much_more() {
+    for seed in seeds(4) {
+        let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(VOLUME_BYTES));
+        let mut random = Random::new(seed + 70);
+        let fs = Fs::open(device, Options::inline(seed)).expect("a new volume");
+        let mut client = Client::new(&fs, 7);
+        // A crowd that nothing changes, and more than one answer has room for that comes in between.
+        let crowd = attr_of(&client.make(api::MKDIR, 1, "crowd", 0o700, 1)).ino.get();
+        for number in 0..200 {
+            assert_eq!(client.make(api::MKNOD, crowd, &format!("{number}"), FILE, 1).status, 0);
+        }
+        let mut model = dump(&client);
+        let still: Vec<u64> = model.nodes[&crowd].entries.values().copied().collect();
+        let mut taken: Vec<(u64, String, Model)> = Vec::new();
+        for number in 1..=scaled(500) {
+            let op = model.random_op(&mut random);
+            let touches_crowd = format!("{op:?}")
+                .split(|c: char| !c.is_ascii_digit())
+                .any(|word| word.parse::<u64>().is_ok_and(|ino| ino == crowd || still.contains(&ino)));
+            if touches_crowd {
+                continue;
+            }
+            let (status, made) = run(&mut client, &op, number);
+            assert_eq!(status, model.apply(&op, number, made).err().unwrap_or(0), "seed {seed}, {number}: {op:?}");
+            match random.below(60) {
+                0 => fs.checkpoint().expect("a checkpoint"),
+                1 if taken.len() < 8 => {
+                    let name = format!("s{number}");
+                    taken.push((take(&mut client, &name), name, model.clone()));
+                }
+                2 if taken.len() > 4 => {
+                    let (_, name, _) = taken.remove(1 + random.below(taken.len() as u64 - 1) as usize);
+                    assert_eq!(remove(&mut client, &name), 0);
+                }
+                _ => (),
+            }
+        }
+        let id = |root: u64| (root & !SNAPSHOTS) >> api::SNAPSHOT_INO_BITS;
+        for (at, (later, _, now)) in taken.iter().enumerate() {
+            for (earlier, _, then) in &taken[..at] {
+                let told = changed(&client, *later, id(*earlier)).expect("both are there");
+                let all: std::collections::BTreeSet<u64> = then.nodes.keys().chain(now.nodes.keys()).copied().collect();
+                for ino in all.iter().filter(|ino| then.nodes.get(ino) != now.nodes.get(ino)) {
+                    assert!(told.contains(ino), "seed {seed}: {ino} changed from {earlier:x} to {later:x}");
+                }
+                assert!(told.iter().all(|ino| !still.contains(ino)), "seed {seed}: what nobody touched");
+                assert_eq!(changed(&client, *earlier, id(*later)), None, "backwards");
+            }
+            assert_eq!(changed(&client, *later, id(*later)), None, "itself");
+        }
+        assert_eq!(changed(&client, 1, 1), None, "of the tree of now");
+    }
+}
+
+#[test]
+fn more_changes_than_one_answer_has_room_for_are_all_told() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(VOLUME_BYTES));
+    let fs = Fs::open(device, Options::inline(1)).expect("a new volume");
+    let mut client = Client::new(&fs, 7);
+    let first = take(&mut client, "first");
+    let made: Vec<u64> =
+        (0..9000).map(|n| attr_of(&client.make(api::MKNOD, 1, &format!("{n}"), FILE, 1)).ino.get()).collect();
+    take(&mut client, "between");
+    let later = take(&mut client, "later");
+    let told = changed(&client, later, (first & !SNAPSHOTS) >> api::SNAPSHOT_INO_BITS).expect("both are there");
+    assert_eq!(told, [&[1], &made[..]].concat());
+    assert_eq!(remove(&mut client, "first"), 0);
+    assert_eq!(changed(&client, later, (first & !SNAPSHOTS) >> api::SNAPSHOT_INO_BITS), None);
 }

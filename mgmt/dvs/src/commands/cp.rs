@@ -189,7 +189,7 @@ async fn out(daemon: &Client, options: &Options, dc: &str, path: &str, destinati
         (parent.canonicalize().map_err(cannot)?, name.to_owned())
     };
     let owners = if options.archive { Owners::AsPacked } else { Owners::Mine };
-    let target = Target { base, inside: PathBuf::new(), top: Some(top), owners };
+    let target = Target { base, inside: PathBuf::new(), top: Some(top), owners, changes: false };
     let (reader, writer) = io::pipe().map_err(cannot)?;
     let unpacking = tokio::task::spawn_blocking(move || unpack::unpack(reader, &target));
     let received = receive(daemon, (dc, path, name_of(path)), options.node.as_deref(), writer).await;

@@ -8,12 +8,15 @@ pub mod inside;
 mod quota;
 mod scrub;
 
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Args, Subcommand};
 use client::Client;
 use mgmt_api::{DcPhase, RunRequest};
+use parking_lot::Mutex;
 
 use self::inside::Request;
 use self::quota::Limits;
@@ -285,6 +288,38 @@ pub async fn carry_out(daemon: &Client, dc: &str, node: Option<&str>, request: &
     match listen(stream, None, std::io::sink()).await? {
         (Ended::Exit(0), _) => Ok(()),
         (_, complaints) => Err(said(dc, &complaints)),
+    }
+}
+
+/// The same, and what it answered.
+pub async fn inquire(daemon: &Client, dc: &str, node: Option<&str>, request: &Request) -> Result<Vec<u8>, Failure> {
+    let run = RunRequest { node: node.map(str::to_owned), ..helper(Format::Json, dc, request) };
+    let stream = daemon.run(dc, &run, new_session()?).await?;
+    let answer = Answer::default();
+    match listen(stream, None, answer.clone()).await? {
+        (Ended::Exit(0), _) => Ok(std::mem::take(&mut *answer.0.lock())),
+        (_, complaints) => Err(said(dc, &complaints)),
+    }
+}
+
+/// What a process writes, as far as an answer may go.
+#[derive(Clone, Default)]
+struct Answer(Arc<Mutex<Vec<u8>>>);
+
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+
+impl io::Write for Answer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut answer = self.0.lock();
+        if answer.len() + bytes.len() > ANSWER_BYTES_MAX {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        answer.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

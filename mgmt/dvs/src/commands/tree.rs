@@ -8,10 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use client::{Client, Stream, Unpacked};
+use mgmt_api::{RunRequest, TREE};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
+use super::ds::ourselves;
 use super::say;
+use super::session::new_session;
 use crate::errors::Failure;
 use crate::output;
 use crate::pump::{self, DetachKeys, Ended, Ends, Output, Post};
@@ -38,7 +41,26 @@ pub async fn transfer(
     chunks: mpsc::Receiver<Vec<u8>>,
     progress: &Progress,
 ) -> Result<(Ended, String), Failure> {
-    let stream = daemon.import(dc, destination, how).await?;
+    feed(daemon.import(dc, destination, how).await?, chunks, progress).await
+}
+
+/// Sends an archive of what changed in a whole tree; likewise.
+pub async fn transfer_changes(
+    daemon: &Client,
+    dc: &str,
+    chunks: mpsc::Receiver<Vec<u8>>,
+    progress: &Progress,
+) -> Result<(Ended, String), Failure> {
+    let words = ["internal", "unpack", TREE, "--changes"];
+    let run = RunRequest { interactive: true, unlogged: true, ..ourselves(words.into_iter()) };
+    feed(daemon.run(dc, &run, new_session()?).await?, chunks, progress).await
+}
+
+async fn feed(
+    stream: Stream,
+    chunks: mpsc::Receiver<Vec<u8>>,
+    progress: &Progress,
+) -> Result<(Ended, String), Failure> {
     stream.notes.iter().for_each(|note| say(&format!("dvs: {}", output::printable(note))));
     tokio::select! {
         ended = listen(stream, Some(chunks), io::sink()) => ended,
@@ -135,7 +157,22 @@ pub async fn receive(
     node: Option<&str>,
     sink: impl Write + Send + 'static,
 ) -> Result<(Ended, String), Failure> {
-    let stream = daemon.export(dc, path, top, node).await?;
+    take(daemon.export(dc, path, top, node).await?, sink).await
+}
+
+/// Of a snapshot what is not as it was in an earlier one; likewise.
+pub async fn receive_changes(
+    daemon: &Client,
+    (dc, path, since): (&str, &str, &str),
+    node: Option<&str>,
+    sink: impl Write + Send + 'static,
+) -> Result<(Ended, String), Failure> {
+    let words = ["internal", "pack", path, ".", "--since", since];
+    let run = RunRequest { node: node.map(str::to_owned), unlogged: true, ..ourselves(words.into_iter()) };
+    take(daemon.run(dc, &run, new_session()?).await?, sink).await
+}
+
+async fn take(stream: Stream, sink: impl Write + Send + 'static) -> Result<(Ended, String), Failure> {
     stream.notes.iter().for_each(|note| say(&format!("dvs: {}", output::printable(note))));
     let progress = Arc::new(Progress::default());
     let sink = Counted { sink, progress: Arc::clone(&progress) };

@@ -2,7 +2,8 @@
 
 pub mod form;
 
-use std::io::{self, BufWriter, IsTerminal, Write};
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -10,11 +11,11 @@ use client::Client;
 use mgmt_api::TREE;
 use serde::Serialize;
 
-use self::form::{End, FORMAT, FormError, Head, Maker};
+use self::form::{End, FORMAT, FORMAT_WHOLE, FormError, Head, Maker, Moment, Reader};
 use super::super::ds::whole;
-use super::super::fs::carry_out;
-use super::super::fs::inside::{Request, SNAPSHOTS};
-use super::super::tree::{ended_without_a_word, judge, receive};
+use super::super::fs::inside::{Request, SNAPSHOTS, SnapshotView};
+use super::super::fs::{carry_out, inquire};
+use super::super::tree::{ended_without_a_word, judge, receive, receive_changes};
 use super::super::{Outcome, block_on, daemon, done, interruption, kept, names, now_ms, say};
 use crate::cli::Global;
 use crate::errors::Failure;
@@ -29,14 +30,18 @@ const BUFFER_BYTES: usize = 1 << 20;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 The container runs meanwhile. All files are of one moment, of a snapshot that is taken for it and removed again: a database \
-is as after a loss of power, which it is made for. The keys are of a moment before. With --live each file is as it was when it was read. Not in \
-it: sockets, devices, extended attributes, what programs hold in memory, /tmp and /run of the nodes, snapshots. It is a tar archive: tar tf shows it. Values \
+is as after a loss of power, which it is made for. The keys are of a moment before. With --live each file is as it was when it was read. \
+With --since it has the files that changed since an earlier backup, whose snapshot is still there: --keep leaves it, and takes away the \
+one that an earlier --keep left. Not in it: sockets, devices, extended attributes, what programs hold in memory, /tmp and /run of the nodes, snapshots. It is a tar archive: tar tf shows it. Values \
 of variables and keys are in it, so keep it as a secret.
 
 Examples:
   dvs dc backup shop shop.backup
   dvs dc backup shop - | zstd > shop.backup.zst
   dvs dc backup --snapshot monday shop shop.backup      the files as they were on monday
+  dvs dc backup shop sunday.backup --keep
+  dvs dc backup shop monday.backup --since sunday.backup --keep
+  dvs dc restore sunday.backup monday.backup   as it was on monday
   dvs dc restore shop.backup --name shop2      a second one like it
   dvs dc restore --check shop.backup           whether it is whole")]
 pub struct Options {
@@ -57,6 +62,12 @@ pub struct Options {
     /// Take no snapshot: read the files while programs change them.
     #[arg(long)]
     live: bool,
+    /// Only what changed since this backup was made; it needs that one, too.
+    #[arg(long, value_name = "BACKUP", conflicts_with = "live")]
+    since: Option<PathBuf>,
+    /// Leave its snapshot, for a later --since; the one that the earlier backup left goes.
+    #[arg(long, conflicts_with_all = ["live", "snapshot"])]
+    keep: bool,
 }
 
 /// What is in a backup.
@@ -113,23 +124,30 @@ fn copy(daemon: &Client, options: &Options, out: impl Write) -> Result<Contents,
         FormError::Write(cause) => not_written(file, &cause),
         other => failed(options).because(&other).hint("again"),
     };
+    let earlier = options.since.as_deref().map(|file| Earlier::of(daemon, options, file)).transpose()?;
     let (found, keys, id) = block_on(async {
         let found = daemon.dc(dc).await?;
         Ok::<_, Failure>((found, whole::read(daemon, dc).await?, random()?))
     })??;
-    let head =
-        Head { format: FORMAT, release: versions::Release::NAME.to_owned(), made_s: now_ms() / 1000, dc: found.spec };
+    let mut point = Point::of(daemon, options, id)?;
+    let since = earlier.map(|earlier| earlier.before(&point, options)).transpose()?;
+    let head = Head {
+        format: if since.is_some() { FORMAT } else { FORMAT_WHOLE },
+        release: versions::Release::NAME.to_owned(),
+        made_s: now_ms() / 1000,
+        dc: found.spec,
+        point: point.moment.clone(),
+        since: since.clone(),
+    };
     let mut maker = Maker::begin(BufWriter::with_capacity(BUFFER_BYTES, out), id, &head, &keys).map_err(unwritten)?;
     drop(keys);
-    let point = Point::of(daemon, options, id)?;
     let (reader, writer) = io::pipe().map_err(|cause| failed(options).because(&cause).hint("again"))?;
     // Each side on a thread of its own: one that waits for its output must not hold up the other.
     let (received, made) = std::thread::scope(|scope| {
-        let sending = scope.spawn(|| block_on(send(daemon, options, &point.path, writer)));
+        let sending = scope.spawn(|| block_on(send(daemon, options, (&point.path, since.as_ref()), writer)));
         let made = maker.tree(reader);
         (sending.join(), made)
     });
-    drop(point);
     let received = received.map_err(|_| failed(options).because_text("the sending side failed"))?;
     let (ended, complaints) = received??;
     if made.is_ok() || !ended_without_a_word(&ended, &complaints) {
@@ -137,6 +155,9 @@ fn copy(daemon: &Client, options: &Options, out: impl Write) -> Result<Contents,
     }
     made.map_err(unwritten)?;
     let end = maker.finish().map_err(unwritten)?;
+    if options.keep {
+        point.stays(since.as_ref());
+    }
     Ok(Contents { file: file.clone(), dc: dc.clone(), made_s: head.made_s, end })
 }
 
@@ -144,18 +165,83 @@ fn copy(daemon: &Client, options: &Options, out: impl Write) -> Result<Contents,
 async fn send(
     daemon: &Client,
     options: &Options,
-    path: &str,
+    (path, since): (&str, Option<&Moment>),
     writer: io::PipeWriter,
 ) -> Result<(Ended, String), Failure> {
+    let Options { dc, node, .. } = options;
+    let receiving = async {
+        match since {
+            Some(since) => receive_changes(daemon, (dc, path, &since.snapshot), node.as_deref(), writer).await,
+            None => receive(daemon, (dc, path, "."), node.as_deref(), writer).await,
+        }
+    };
     tokio::select! {
-        received = receive(daemon, (&options.dc, path, "."), options.node.as_deref(), writer) => received,
+        received = receiving => received,
         interrupted = interruption("the same again; nothing of it is left") => Err(interrupted),
     }
 }
 
+/// An earlier backup, whose snapshot is still there.
+struct Earlier {
+    moment: Moment,
+}
+
+impl Earlier {
+    fn of(daemon: &Client, options: &Options, file: &Path) -> Result<Earlier, Failure> {
+        let dc = &options.dc;
+        let whole = format!("all of it: dvs dc backup --keep {dc} FILE");
+        let unusable = |cause: &dyn std::error::Error| {
+            let failure = failed(options).because_text(format!("{} is of no use", file.display()));
+            failure.because(cause).hint(&whole)
+        };
+        let opened = File::open(file).map_err(|cause| unusable(&cause))?;
+        let head = Reader::begin(BufReader::new(opened)).map_err(|cause| unusable(&cause))?.head;
+        let moment = head.point.ok_or_else(|| {
+            let text = format!("{} was made with --live, or by an earlier release: it is of no moment", file.display());
+            failed(options).because_text(text).hint(&whole)
+        })?;
+        let gone = || {
+            let text =
+                format!("the tree has no snapshot '{}' any more, of which {} is", moment.snapshot, file.display());
+            failed(options).because_text(text).hint(&whole)
+        };
+        Request::Find { name: moment.snapshot.clone() }.check()?;
+        let there = block_on(find(daemon, options, &moment.snapshot))?.map_err(|_| gone())?;
+        if there != moment {
+            return Err(gone());
+        }
+        Ok(Earlier { moment })
+    }
+
+    /// If the files that are kept now are of a later moment.
+    fn before(self, point: &Point<'_>, options: &Options) -> Result<Moment, Failure> {
+        match &point.moment {
+            Some(now) if now.number > self.moment.number => Ok(self.moment),
+            _ => {
+                let text = format!("the snapshot is not later than '{}'", self.moment.snapshot);
+                Err(failed(options).because_text(text).hint("without --snapshot"))
+            }
+        }
+    }
+}
+
+/// A snapshot, by its name.
+async fn find(daemon: &Client, options: &Options, name: &str) -> Result<Moment, Failure> {
+    let request = Request::Find { name: name.to_owned() };
+    let answer = inquire(daemon, &options.dc, options.node.as_deref(), &request).await?;
+    let found: SnapshotView = serde_json::from_slice(&answer)
+        .map_err(|cause| failed(options).because(&cause).hint(format!("dvs restart {}", options.dc)))?;
+    Ok(Moment { snapshot: found.name, number: found.number, taken_s: found.taken_s })
+}
+
+/// Names of snapshots that backups take.
+const TAKEN: &str = "backup-";
+
 /// Where the files are that are kept.
 struct Point<'a> {
     path: String,
+    /// None: they are read as they are.
+    moment: Option<Moment>,
     /// A snapshot that goes with it.
     taken: Option<String>,
     daemon: &'a Client,
@@ -166,38 +252,69 @@ impl<'a> Point<'a> {
     fn of(daemon: &'a Client, options: &'a Options, id: u64) -> Result<Point<'a>, Failure> {
         let point = |name: Option<&str>, taken| {
             let path = name.map_or(TREE.to_owned(), |name| format!("{TREE}/{SNAPSHOTS}/{name}"));
-            Point { path, taken, daemon, options }
+            Point { path, moment: None, taken, daemon, options }
         };
-        if options.live || options.snapshot.is_some() {
-            return Ok(point(options.snapshot.as_deref(), None));
+        if options.live {
+            return Ok(point(None, None));
         }
-        let name = format!("backup-{id:016x}");
+        if let Some(name) = &options.snapshot {
+            Request::Find { name: name.clone() }.check()?;
+            let moment = block_on(find(daemon, options, name))?.map_err(|failure| because(options, failure))?;
+            let mut point = point(Some(name), None);
+            point.moment = Some(moment);
+            return Ok(point);
+        }
+        let name = format!("{TAKEN}{id:016x}");
         let request = Request::Take { name: name.clone() };
         // From here on it is removed, whether it was taken or not.
-        let point = point(Some(&name), Some(name.clone()));
-        block_on(async {
+        let mut point = point(Some(&name), Some(name.clone()));
+        let taken = block_on(async {
             tokio::select! {
                 taken = carry_out(daemon, &options.dc, options.node.as_deref(), &request) => taken,
-                interrupted = interruption("the same again") => Err(interrupted),
-            }
-        })?
-        .map_err(|failure| {
-            let because = std::iter::once(failure.what).chain(failure.because);
-            let failure = because.fold(failed(options), Failure::because_text);
-            failure.hint(format!("without a snapshot: dvs dc backup --live {} FILE", options.dc))
+                interrupted = interruption("the same again") => return Err(interrupted),
+            }?;
+            find(daemon, options, &name).await
         })?;
+        point.moment = Some(taken.map_err(|failure| {
+            let hint = format!("without a snapshot: dvs dc backup --live {} FILE", options.dc);
+            because(options, failure).hint(hint)
+        })?);
         Ok(point)
+    }
+
+    /// For a later backup; that of the one before has served.
+    fn stays(&mut self, since: Option<&Moment>) {
+        let Some(name) = self.taken.take() else { return };
+        say(&format!("snapshot '{name}' stays, for dvs dc backup --since"));
+        if let Some(earlier) = since.filter(|earlier| earlier.snapshot.starts_with(TAKEN)) {
+            self.forget(&earlier.snapshot);
+        }
+    }
+
+    fn forget(&self, name: &str) {
+        let Options { dc, node, .. } = self.options;
+        let request = Request::Forget { name: name.to_owned() };
+        if !matches!(block_on(carry_out(self.daemon, dc, node.as_deref(), &request)), Ok(Ok(()))) {
+            say(&format!("dvs: snapshot '{name}' is left: dvs fs snapshot rm {dc} {name}"));
+        }
     }
 }
 
 impl Drop for Point<'_> {
     fn drop(&mut self) {
-        let Some(name) = self.taken.take() else { return };
-        let Options { dc, node, .. } = self.options;
-        let request = Request::Forget { name: name.clone() };
-        if !matches!(block_on(carry_out(self.daemon, dc, node.as_deref(), &request)), Ok(Ok(()))) {
-            say(&format!("dvs: snapshot '{name}' is left: dvs fs snapshot rm {dc} {name}"));
+        if let Some(name) = self.taken.take() {
+            self.forget(&name);
         }
+    }
+}
+
+fn because(options: &Options, failure: Failure) -> Failure {
+    let hint = failure.hint.clone();
+    let because = std::iter::once(failure.what).chain(failure.because);
+    let failure = because.fold(failed(options), Failure::because_text);
+    match hint {
+        Some(hint) => failure.hint(hint),
+        None => failure,
     }
 }
 
@@ -207,7 +324,7 @@ fn failed(options: &Options) -> Failure {
 
 fn random() -> Result<u64, Failure> {
     let mut bytes = [0; 8];
-    let read = std::fs::File::open("/dev/urandom").and_then(|mut source| io::Read::read_exact(&mut source, &mut bytes));
+    let read = File::open("/dev/urandom").and_then(|mut source| io::Read::read_exact(&mut source, &mut bytes));
     read.map_err(|cause| Failure::new("cannot read random numbers").because(&cause).hint("dvs doctor"))?;
     Ok(u64::from_le_bytes(bytes))
 }

@@ -12,13 +12,14 @@ use tokio::sync::mpsc;
 
 use super::super::apply;
 use super::super::ds::whole;
-use super::super::tree::{Progress, judge, transfer};
-use super::super::{Outcome, block_on, daemon, done, interruption, names, say};
+use super::super::tree::{Progress, judge, transfer, transfer_changes};
+use super::super::{Outcome, block_on, daemon, done, interruption, names, print, say};
 use super::backup::Contents;
-use super::backup::form::{End, FormError, Reader};
+use super::backup::form::{End, FormError, Head, Reader};
 use super::create::place_disk;
 use crate::cli::Global;
 use crate::errors::Failure;
+use crate::output;
 use crate::units::parse_bytes;
 
 const BUFFER_BYTES: usize = 1 << 20;
@@ -29,17 +30,20 @@ const PIECES_MAX: usize = 8;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 It gets its files and keys first, then its services begin. A file is read twice: what is not whole makes nothing. What fails \
-later, or is interrupted, is taken back: there is no container then.
+later, or is interrupted, is taken back: there is no container then. Backups that were made with --since come after the one \
+that they were made since, and so on, back to one with all files; description and keys are those of the last.
 
 Examples:
   dvs dc restore shop.backup
   dvs dc restore shop.backup --name shop2 --no-ports      beside the one that it was made of
   dvs dc restore shop.backup --nodes m1,m2                on nodes with other names, of another cluster
   zstd -dc shop.backup.zst | dvs dc restore -
+  dvs dc restore sunday.backup monday.backup              as it was on monday
   dvs dc restore --check shop.backup                      only whether it is whole, and of what")]
 pub struct Options {
-    /// Backup; - is standard input.
-    file: PathBuf,
+    /// Backup, and those made --since it, in order; - is standard input.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
     /// Name of the container [default: the one that it had].
     #[arg(long)]
     name: Option<String>,
@@ -60,31 +64,41 @@ pub struct Options {
 type Source = Box<dyn Read + Send>;
 
 pub fn execute(global: &Global, options: &Options) -> Outcome {
-    let is_stream = options.file == Path::new("-");
+    let is_stream = options.files.iter().any(|file| is_stdin(file));
+    if is_stream && options.files.len() > 1 {
+        let failure = Failure::usage("standard input is one backup, not several");
+        return Err(failure.hint("dvs dc restore FILE FILE"));
+    }
     if options.check {
-        let reader = begin(options)?;
-        let (dc, made_s) = (reader.head.dc.name.clone(), reader.head.made_s);
-        let end = reader.tree(|_| Ok(())).map_err(|error| unusable(options, &error))?;
-        let contents = Contents { file: options.file.clone(), dc, made_s, end };
-        say(&format!("it is whole: container '{}' of {}, {}", contents.dc, mgmt_api::utc(made_s), contents.amount()));
-        return done(global.output, &contents);
+        let all = check(options)?;
+        for contents in &all {
+            let of = mgmt_api::utc(contents.made_s);
+            say(&format!("it is whole: container '{}' of {of}, {}", contents.dc, contents.amount()));
+        }
+        return match all.as_slice() {
+            [only] => done(global.output, only),
+            all => print(|out| output::list(out, global.output, all)),
+        };
     }
     let daemon = daemon(global)?;
     // Who is asked comes before what is read: it may be long.
     let known: Vec<String> = block_on(daemon.dcs())??.into_iter().map(|dc| dc.spec.name).collect();
     if !is_stream {
-        let reader = begin(options)?;
-        demand_other(&known, &wanted(&reader.head.dc, options))?;
-        reader.tree(|_| Ok(())).map_err(|error| unusable(options, &error))?;
+        let last = options.files.last().map(|file| begin(file)).transpose()?;
+        last.map_or(Ok(()), |last| demand_other(&known, &wanted(&last.head.dc, options)))?;
+        check(options)?;
     }
-    let reader = begin(options)?;
-    let spec = wanted(&reader.head.dc, options);
+    let readers = options.files.iter().map(|file| Ok((file.clone(), begin(file)?)));
+    let readers = readers.collect::<Result<Vec<Part>, Failure>>()?;
+    demand_chain(readers.iter().map(|(file, reader)| (file.as_path(), &reader.head)))?;
+    let Some((file, last)) = readers.last() else { return Ok(0.into()) };
+    let (file, spec, made_s) = (file.clone(), wanted(&last.head.dc, options), last.head.made_s);
     demand_other(&known, &spec)?;
-    let (dc, made_s) = (spec.name.clone(), reader.head.made_s);
+    let dc = spec.name.clone();
     let is_made = Cell::new(false);
     let end = block_on(async {
         let made = tokio::select! {
-            made = make(&daemon, &spec, reader, options, &is_made) => made,
+            made = make(&daemon, &spec, readers, &is_made) => made,
             interrupted = interruption("the same again; nothing of it is left") => Err(interrupted),
         };
         if let (Err(failure), true) = (&made, is_made.get()) {
@@ -95,32 +109,73 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         }
         made
     })??;
-    let contents = Contents { file: options.file.clone(), dc, made_s, end };
+    let contents = Contents { file, dc, made_s, end };
     let of = mgmt_api::utc(made_s);
     say(&format!("container '{}' is as it was at {of}: {}", contents.dc, contents.amount()));
     done(global.output, &contents)
 }
 
-fn begin(options: &Options) -> Result<Reader<BufReader<Source>>, Failure> {
-    let source: Source = if options.file == Path::new("-") {
+/// Reads all of them, to their ends.
+fn check(options: &Options) -> Result<Vec<Contents>, Failure> {
+    let heads = options.files.iter().map(|file| Ok((file.as_path(), begin(file)?)));
+    let readers = heads.collect::<Result<Vec<_>, Failure>>()?;
+    demand_chain(readers.iter().map(|(file, reader)| (*file, &reader.head)))?;
+    let read = |(file, reader): (&Path, Reader<_>)| {
+        let (dc, made_s) = (reader.head.dc.name.clone(), reader.head.made_s);
+        let end = reader.tree(|_| Ok(())).map_err(|error| unusable(file, &error))?;
+        Ok(Contents { file: file.to_owned(), dc, made_s, end })
+    };
+    readers.into_iter().map(read).collect()
+}
+
+/// Each begins where the one before it ended, and the first one with nothing.
+fn demand_chain<'a>(heads: impl Iterator<Item = (&'a Path, &'a Head)>) -> Result<(), Failure> {
+    let mut before: Option<(&Path, &Head)> = None;
+    for (file, head) in heads {
+        let refused = |text: String| Failure::new(format!("{} is of no use", file.display())).because_text(text);
+        let earlier = before.and_then(|(_, head)| head.point.as_ref());
+        match (&head.since, before) {
+            (None, None) => {}
+            (Some(since), Some(_)) if Some(since) == earlier => {}
+            (None, Some(_)) => {
+                let text = "it has all files, and needs none before it".to_owned();
+                return Err(refused(text).hint(format!("dvs dc restore {}", file.display())));
+            }
+            (Some(since), _) => {
+                let text = format!("it has what changed since {}, and nothing else", mgmt_api::utc(since.taken_s));
+                let order = "the backup of then before it, and so on, the one with all files first";
+                return Err(refused(text).hint(order));
+            }
+        }
+        before = Some((file, head));
+    }
+    Ok(())
+}
+
+fn is_stdin(file: &Path) -> bool {
+    file == Path::new("-")
+}
+
+fn begin(file: &Path) -> Result<Reader<BufReader<Source>>, Failure> {
+    let source: Source = if is_stdin(file) {
         if io::stdin().is_terminal() {
             return Err(Failure::usage("standard input is a terminal, not a backup").hint("dvs dc restore FILE"));
         }
         Box::new(io::stdin())
     } else {
-        Box::new(File::open(&options.file).map_err(|cause| unusable(options, &FormError::Read(cause)))?)
+        Box::new(File::open(file).map_err(|cause| unusable(file, &FormError::Read(cause)))?)
     };
-    Reader::begin(BufReader::with_capacity(BUFFER_BYTES, source)).map_err(|error| unusable(options, &error))
+    Reader::begin(BufReader::with_capacity(BUFFER_BYTES, source)).map_err(|error| unusable(file, &error))
 }
 
-fn unusable(options: &Options, error: &FormError) -> Failure {
+fn unusable(file: &Path, error: &FormError) -> Failure {
     let hint = match error {
         FormError::NoBackup => "a file that dvs dc backup made; a compressed one: zstd -dc FILE | dvs dc restore -",
         FormError::Later(_) => "the same with that release",
         FormError::Read(_) => "a file that may be read",
         _ => "another backup",
     };
-    Failure::new(format!("{} is of no use", options.file.display())).because(error).hint(hint)
+    Failure::new(format!("{} is of no use", file.display())).because(error).hint(hint)
 }
 
 /// As it is described, for these nodes.
@@ -142,25 +197,26 @@ fn wanted(dc: &DcSpec, options: &Options) -> DcSpec {
     spec
 }
 
-async fn make(
-    daemon: &Client,
-    spec: &DcSpec,
-    reader: Reader<BufReader<Source>>,
-    options: &Options,
-    is_made: &Cell<bool>,
-) -> Result<End, Failure> {
+type Part = (PathBuf, Reader<BufReader<Source>>);
+
+async fn make(daemon: &Client, spec: &DcSpec, parts: Vec<Part>, is_made: &Cell<bool>) -> Result<End, Failure> {
     let dc = &spec.name;
     apply::demand_possible(daemon, spec).await?;
     let bare = DcSpec { services: Vec::new(), ..spec.clone() };
     daemon.create_dc(&bare, AfterCreate::Leave).await?;
     is_made.set(true);
     daemon.start_dc(dc).await?;
-    let mut reader = reader;
-    let keys = std::mem::take(&mut reader.keys);
-    let end = fill(daemon, dc, reader, options).await?;
+    let mut keys = Vec::new();
+    let mut all: Option<End> = None;
+    for (file, mut reader) in parts {
+        keys = std::mem::take(&mut reader.keys);
+        let end = fill(daemon, dc, reader, &file).await?;
+        let before = all.map_or((0, 0), |before| (before.entries, before.bytes));
+        all = Some(End { entries: before.0 + end.entries, bytes: before.1 + end.bytes, ..end });
+    }
     whole::write(daemon, dc, keys).await?;
     apply::bring_about(daemon, spec).await?;
-    Ok(end)
+    all.ok_or_else(|| Failure::usage("no backup was named").hint("dvs dc restore FILE"))
 }
 
 fn demand_other(known: &[String], spec: &DcSpec) -> Result<(), Failure> {
@@ -173,18 +229,21 @@ fn demand_other(known: &[String], spec: &DcSpec) -> Result<(), Failure> {
 }
 
 /// The files, and whether they were all of them.
-async fn fill(daemon: &Client, dc: &str, reader: Reader<BufReader<Source>>, options: &Options) -> Result<End, Failure> {
-    let progress = Progress::default();
+async fn fill(daemon: &Client, dc: &str, reader: Reader<BufReader<Source>>, file: &Path) -> Result<End, Failure> {
+    let (progress, is_whole) = (Progress::default(), reader.head.since.is_none());
     let (queue, chunks) = mpsc::channel(PIECES_MAX);
     let reading = std::thread::spawn(move || {
         reader.tree(|bytes| queue.blocking_send(bytes.to_vec()).map_err(|_| io::ErrorKind::BrokenPipe.into()))
     });
-    let (ended, complaints) = transfer(daemon, dc, TREE, &Unpacked::default(), chunks, &progress).await?;
+    let (ended, complaints) = match is_whole {
+        true => transfer(daemon, dc, TREE, &Unpacked::default(), chunks, &progress).await,
+        false => transfer_changes(daemon, dc, chunks, &progress).await,
+    }?;
     let read = reading.join().map_err(|_| Failure::new("the reading side failed").hint("again"))?;
     let failed = || Failure::new(format!("the files of '{dc}' were not all written"));
     match read {
         // What is wrong with the file says more than that its end was missed.
-        Err(error) if !matches!(error, FormError::Write(_)) => Err(unusable(options, &error)),
+        Err(error) if !matches!(error, FormError::Write(_)) => Err(unusable(file, &error)),
         read => {
             judge(failed, dc, ended, &complaints)?;
             read.map_err(|cause| failed().because(&cause).hint("again"))
@@ -204,7 +263,7 @@ mod tests {
         }))
         .unwrap();
         let options = |nodes: &[&str]| Options {
-            file: "-".into(),
+            files: vec!["-".into()],
             name: Some("other".to_owned()),
             nodes: nodes.iter().map(|node| (*node).to_owned()).collect(),
             disk: None,

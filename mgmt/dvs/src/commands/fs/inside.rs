@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 use mgmt_api::{TREE, utc};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::quota;
 use super::scrub::scrub;
@@ -22,6 +22,10 @@ pub const SNAPSHOTS: &str = ".snapshots";
 const SNAPSHOTS_INO: u64 = 1 << 62;
 #[cfg(feature = "machinery")]
 const _: () = assert!(SNAPSHOTS_INO == vos_api::fs::SNAPSHOTS);
+/// As `vos_api::fs::SNAPSHOT_INO_BITS`.
+const SNAPSHOT_INO_BITS: u32 = 44;
+#[cfg(feature = "machinery")]
+const _: () = assert!(SNAPSHOT_INO_BITS == vos_api::fs::SNAPSHOT_INO_BITS);
 const NAME_BYTES_MAX: usize = 255;
 /// stat(2)'s unit.
 const STAT_BLOCK: u64 = 512;
@@ -86,10 +90,22 @@ impl Request {
     }
 }
 
+/// Which snapshot an inode is of; 0: none.
+pub fn snapshot_number(ino: u64) -> u64 {
+    (ino & !SNAPSHOTS_INO) >> SNAPSHOT_INO_BITS
+}
+
+/// The number that an inode of a snapshot has in the tree.
+pub fn own_number(ino: u64) -> u64 {
+    ino & ((1 << SNAPSHOT_INO_BITS) - 1)
+}
+
 /// A snapshot, as people see it.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub struct SnapshotView {
     pub name: String,
+    /// Of all that its tree ever had, it alone.
+    pub number: u64,
     pub taken_s: u64,
     /// Where programs find it.
     pub path: PathBuf,
@@ -239,8 +255,9 @@ fn all(dc: &str, directory: &Path) -> Result<Vec<SnapshotView>, Failure> {
 }
 
 fn view(name: String, path: PathBuf) -> io::Result<SnapshotView> {
-    let taken_s = u64::try_from(fs::metadata(&path)?.ctime()).unwrap_or(0);
-    Ok(SnapshotView { name, taken_s, path })
+    let there = fs::metadata(&path)?;
+    let taken_s = u64::try_from(there.ctime()).unwrap_or(0);
+    Ok(SnapshotView { name, number: snapshot_number(there.ino()), taken_s, path })
 }
 
 fn space(dc: &str, directory: &Path) -> Result<Space, Failure> {

@@ -4,10 +4,12 @@
 //! sockets, which mean nothing elsewhere, and devices, which a container cannot make. The walk has an explicit stack
 //! and sorted directories, so that depth costs no call stack and the same directory gives the same stream.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirEntryExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,14 +17,18 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use clap::Args;
+use rustix::fs::getxattr;
 use tar::{Builder, EntryType, Header};
 use tokio::sync::mpsc;
 
+use super::super::fs::inside;
 use super::super::tree::Progress;
 
 /// One frame of the stream.
 const CHUNK_BYTES: usize = mgmt_api::stream::PAYLOAD_BYTES_MAX;
 const CHUNKS_MAX: usize = 16;
+/// What one answer may have of what changed.
+const SINCE_BYTES_MAX: usize = 65_536;
 /// Users a container has.
 const UIDS: u32 = 65_536;
 const NOBODY: u32 = 65_534;
@@ -80,11 +86,19 @@ pub type Packing = (mpsc::Receiver<Vec<u8>>, JoinHandle<Result<Notes, PackError>
 
 /// A file or directory, which is called `top` in the archive.
 pub fn one(root: PathBuf, top: PathBuf, progress: Arc<Progress>) -> Packing {
+    packing(root, top, None, progress)
+}
+
+/// What is not as it was in an earlier snapshot.
+fn packing(root: PathBuf, top: PathBuf, since: Option<Since>, progress: Arc<Progress>) -> Packing {
     let (queue, chunks) = mpsc::channel(CHUNKS_MAX);
     let out = Chunks { queue, buffer: Vec::with_capacity(CHUNK_BYTES) };
     let packing = std::thread::spawn(move || {
         let mut packer = Packer { out: Builder::new(out), seen: HashMap::new(), notes: Notes::default(), progress };
-        packer.walk(&root, &top)?;
+        match since {
+            Some(since) => packer.walk_changes(&root, &since)?,
+            None => packer.walk(&root, &top)?,
+        }
         packer.out.into_inner().and_then(|mut chunks| chunks.flush()).map_err(PackError::Closed)?;
         Ok(packer.notes)
     });
@@ -99,10 +113,20 @@ pub struct Options {
     /// What it is called in the archive.
     #[arg(allow_hyphen_values = true)]
     top: PathBuf,
+    /// The source is a snapshot: only what is not as it was in this earlier one.
+    #[arg(long, value_name = "NAME")]
+    since: Option<String>,
 }
 
 pub fn execute(options: &Options) -> ExitCode {
-    let (mut chunks, packing) = one(options.source.clone(), options.top.clone(), Arc::default());
+    let since = match options.since.as_deref().map(|name| Since::read(&options.source, name)).transpose() {
+        Ok(since) => since,
+        Err(error) => {
+            eprintln!("what changed since then cannot be told: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let (mut chunks, packing) = packing(options.source.clone(), options.top.clone(), since, Arc::default());
     let mut out = io::stdout().lock();
     while let Some(chunk) = chunks.blocking_recv() {
         // Whoever reads is gone, and will not read why.
@@ -271,6 +295,127 @@ impl Packer {
         }
         self.notes.strangers += 1;
         NOBODY
+    }
+}
+
+impl Packer {
+    /// Every directory is looked through, and few of its files are looked at: whoever changed says so by its number.
+    /// Of a directory that changed goes what is in it now, as GNU tar's incremental archives have it. A directory that
+    /// is where it was not goes as a whole: nothing in it says that it moved.
+    fn walk_changes(&mut self, root: &Path, since: &Since) -> Result<(), PackError> {
+        let mut waiting = vec![(PathBuf::new(), Place::AsBefore)];
+        while let Some((inside, place)) = waiting.pop() {
+            let path = if inside.as_os_str().is_empty() { root.to_owned() } else { root.join(&inside) };
+            let failed = |source| PackError::Read { path: path.clone(), source };
+            let meta = fs::symlink_metadata(&path).map_err(failed)?;
+            let is_told = place == Place::New || since.has_changed(meta.ino());
+            if !meta.is_dir() {
+                if is_told {
+                    self.entry(&path, &inside, &meta)?;
+                }
+                continue;
+            }
+            let (mut names, mut below) = (Vec::new(), Vec::new());
+            for entry in fs::read_dir(&path).map_err(failed)? {
+                let entry = entry.map_err(failed)?;
+                let (name, kind) = (entry.file_name(), entry.file_type().map_err(failed)?);
+                let inner = inside.join(&name);
+                // Where nothing came or went everything is where it was.
+                let place = match place {
+                    Place::AsBefore if is_told && !since.was_there(&inner, entry.ino()) => Place::New,
+                    place => place,
+                };
+                let goes = place == Place::New || since.has_changed(entry.ino());
+                names.push(match (kind.is_dir(), goes) {
+                    (true, _) => (DIRECTORY, name),
+                    (false, true) => (INSIDE, name),
+                    (false, false) => (NOT_INSIDE, name),
+                });
+                if goes || kind.is_dir() {
+                    below.push((inner, place));
+                }
+            }
+            if is_told {
+                names.sort_by(|(_, left), (_, right)| left.cmp(right));
+                self.names(&inside, &meta, &names)?;
+            }
+            below.sort_by(|(left, _), (right, _)| right.cmp(left));
+            waiting.extend(below);
+        }
+        Ok(())
+    }
+
+    /// A directory, and all that is in it.
+    fn names(&mut self, inside: &Path, meta: &Metadata, names: &[(u8, OsString)]) -> Result<(), PackError> {
+        let mut data = Vec::new();
+        for (kind, name) in names {
+            data.push(*kind);
+            data.extend_from_slice(name.as_bytes());
+            data.push(0);
+        }
+        data.push(0);
+        let mut header = self.header(meta);
+        self.time(meta)?;
+        header.set_entry_type(EntryType::new(NAMES));
+        header.set_size(data.len() as u64);
+        let name = if inside.as_os_str().is_empty() { Path::new("./") } else { inside };
+        self.out.append_data(&mut header, name, data.as_slice()).map_err(PackError::Closed)?;
+        self.progress.entries.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Of an entry, and before names in it, as GNU tar's incremental archives have them ("dumpdir").
+pub const NAMES: u8 = b'D';
+pub const DIRECTORY: u8 = b'D';
+pub const INSIDE: u8 = b'Y';
+pub const NOT_INSIDE: u8 = b'N';
+
+/// Whether something is where the earlier snapshot has it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    AsBefore,
+    New,
+}
+
+/// What is not as it was in an earlier snapshot.
+struct Since {
+    /// The earlier one.
+    root: PathBuf,
+    /// Inodes, by the numbers that they have in the tree.
+    changed: HashSet<u64>,
+}
+
+impl Since {
+    /// As `vos_api::fs::SINCE_NAME`.
+    fn read(later: &Path, name: &str) -> io::Result<Since> {
+        let root = later.parent().unwrap_or(later).join(name);
+        let number = inside::snapshot_number(fs::metadata(&root)?.ino());
+        let (mut changed, mut from) = (HashSet::new(), 0_u64);
+        let mut value = vec![0; SINCE_BYTES_MAX];
+        loop {
+            let bytes = getxattr(later, format!("dvs.since.{number}.{from}"), value.as_mut_slice())?;
+            let numbers = value.get(..bytes).unwrap_or_default().chunks_exact(size_of::<u64>());
+            let numbers = numbers.filter_map(|bytes| Some(u64::from_le_bytes(bytes.try_into().ok()?)));
+            let before = changed.len();
+            for ino in numbers {
+                from = from.max(ino + 1);
+                changed.insert(ino);
+            }
+            if changed.len() == before {
+                return Ok(Since { root, changed });
+            }
+        }
+    }
+
+    fn has_changed(&self, ino: u64) -> bool {
+        self.changed.contains(&inside::own_number(ino))
+    }
+
+    /// Whether the same inode had this name.
+    fn was_there(&self, inside: &Path, ino: u64) -> bool {
+        let then = fs::symlink_metadata(self.root.join(inside));
+        then.is_ok_and(|then| inside::own_number(then.ino()) == inside::own_number(ino))
     }
 }
 

@@ -17,7 +17,7 @@ mod contents;
 mod placing;
 
 use std::cell::Cell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Permissions};
 use std::io::{self, BufReader, Read, Seek, Write};
@@ -37,6 +37,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, futimens
 use rustix::io::Errno;
 use tar::{Archive, Entry, EntryType};
 
+use super::pack;
 use beneath::{Beneath, parts};
 use compression::{DecompressError, plain};
 use contents::{Contents, Sparse};
@@ -55,6 +56,8 @@ const TOLD_MAX: u64 = 8;
 /// Headers, long names and PAX records of one entry, which are in memory: a path has 4,096 bytes, extended attributes
 /// 64 KiB each.
 const HEADERS_BYTES_MAX: u64 = 4 << 20;
+/// Names of one directory: a million of the longest.
+const NAMES_BYTES_MAX: u64 = 256 << 20;
 /// Users that a container has; the others become nobody.
 const UIDS: u64 = 65_536;
 const NOBODY: u32 = 65_534;
@@ -75,6 +78,9 @@ pub struct Options {
     /// Everything belongs to who unpacks.
     #[arg(long)]
     mine: bool,
+    /// The archive has what changed: what its directories do not have any more goes.
+    #[arg(long, conflicts_with = "top")]
+    changes: bool,
 }
 
 /// Where an archive goes.
@@ -87,6 +93,8 @@ pub struct Target {
     /// What the first part of every name becomes.
     pub top: Option<OsString>,
     pub owners: Owners,
+    /// Directories that say what is in them lose what they do not say.
+    pub changes: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -146,7 +154,8 @@ pub fn execute(options: &Options) -> ExitCode {
     let _ = rustix::process::umask(Mode::empty());
     let inside = options.destination.strip_prefix(super::TREE).unwrap_or(&options.destination);
     let owners = if options.mine { Owners::Mine } else { Owners::AsPacked };
-    let target = Target { base: super::TREE.into(), inside: inside.to_owned(), top: None, owners };
+    let changes = options.changes;
+    let target = Target { base: super::TREE.into(), inside: inside.to_owned(), top: None, owners, changes };
     let target = match &options.top {
         Some(name) => target.of_one(name),
         None => target,
@@ -280,7 +289,13 @@ impl Unpacker {
 
     fn other(&mut self, path: &Path, meta: &Meta, kind: EntryType, entry: &mut Entry<'_, impl Read>) -> io::Result<()> {
         let mode = Mode::from_raw_mode(meta.mode & 0o7777);
-        if kind == EntryType::Directory {
+        let lists = self.target.changes && kind.as_byte() == pack::NAMES;
+        if lists {
+            // Before anything in it is made, and after all that was told before.
+            self.makers.settle();
+            self.keep_only(path, entry)?;
+        }
+        if kind == EntryType::Directory || lists {
             if !path.as_os_str().is_empty() {
                 self.makers.settle_name(path);
                 let (parent, name) = self.tree.place(path)?;
@@ -318,6 +333,41 @@ impl Unpacker {
             }
             _ => Err(io::Error::new(io::ErrorKind::Unsupported, "neither file, directory, link nor FIFO")),
         }
+    }
+
+    /// Takes away what a directory has no more, and what has another kind now.
+    fn keep_only(&self, path: &Path, entry: &mut Entry<'_, impl Read>) -> io::Result<()> {
+        let mut data = Vec::new();
+        entry.take(NAMES_BYTES_MAX + 1).read_to_end(&mut data)?;
+        let refused = |text| io::Error::new(io::ErrorKind::InvalidData, text);
+        if data.len() as u64 > NAMES_BYTES_MAX || data.pop() != Some(0) {
+            return Err(refused("what is in the directory cannot be understood"));
+        }
+        let mut kept = HashMap::new();
+        for line in data.split(|byte| *byte == 0).filter(|line| !line.is_empty()) {
+            let (kind, name) = line.split_first().ok_or_else(|| refused("a name is missing"))?;
+            kept.insert(OsStr::from_bytes(name), *kind);
+        }
+        let directory = match self.tree.existing(path) {
+            // It is about to be made.
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
+            found => found?,
+        };
+        let mut names = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&directory)? {
+            let entry = entry?;
+            let name = OsStr::from_bytes(entry.file_name().to_bytes()).to_owned();
+            let is_dir = entry.file_type() == FileType::Directory;
+            let stays = match kept.get(name.as_os_str()) {
+                Some(&pack::DIRECTORY) => is_dir,
+                Some(_) => !is_dir,
+                None => name == "." || name == "..",
+            };
+            if !stays {
+                names.push(name);
+            }
+        }
+        names.iter().try_for_each(|name| self.tree.remove(&directory, name))
     }
 
     fn file(
@@ -655,7 +705,8 @@ mod tests {
 
     /// To the directory `inside` of `base`.
     fn unpack(stream: impl Read + Send + 'static, base: &Path, inside: &Path) -> Result<u64, UnpackError> {
-        let target = Target { base: base.into(), inside: inside.into(), top: None, owners: Owners::AsPacked };
+        let target =
+            Target { base: base.into(), inside: inside.into(), top: None, owners: Owners::AsPacked, changes: false };
         super::unpack(stream, &target)
     }
 
@@ -669,7 +720,13 @@ mod tests {
             archive.into_inner().unwrap()
         };
         let to = |inside: &str| {
-            let target = Target { base: place.path().into(), inside: inside.into(), top: None, owners: Owners::Mine };
+            let target = Target {
+                base: place.path().into(),
+                inside: inside.into(),
+                top: None,
+                owners: Owners::Mine,
+                changes: false,
+            };
             assert_eq!(super::unpack(io::Cursor::new(archive()), &target.of_one(OsStr::new("www"))).unwrap(), 0);
         };
         let there = |path: &str| std::fs::read(place.path().join(path)).unwrap();

@@ -3,7 +3,7 @@
 //! ```text
 //! .dvs-backup-ID/container.json    Head
 //! .dvs-backup-ID/keys.jsonl        the key-value store: what `dvs ds pipe` takes
-//! ./ …                             the tree
+//! ./ …                             the tree; or what changed in it, where `Head` says since when
 //! .dvs-backup-ID/end.json          End
 //! ```
 //!
@@ -17,7 +17,9 @@ use sha2::{Digest, Sha256};
 use tar::{EntryType, Header};
 
 /// Of this file's form; a later one is refused.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
+/// That of an archive with all files, which earlier releases understand.
+pub const FORMAT_WHOLE: u32 = 1;
 const BLOCK: usize = 512;
 const ID_BYTES: usize = 16;
 const PREFIX: &str = ".dvs-backup-";
@@ -38,6 +40,22 @@ pub struct Head {
     pub made_s: u64,
     /// With its services.
     pub dc: DcSpec,
+    /// The moment that its files are of, if that is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub point: Option<Moment>,
+    /// It has what changed since then, and nothing else. Directories that changed are entries of GNU tar's incremental
+    /// archives, which say what is in them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Moment>,
+}
+
+/// A snapshot of the tree.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Moment {
+    pub snapshot: String,
+    /// Of all that its tree ever had, it alone.
+    pub number: u64,
+    pub taken_s: u64,
 }
 
 /// What is in it, for who wants to know whether it is all there.
@@ -327,7 +345,7 @@ mod tests {
 
     fn head() -> Head {
         let dc = serde_json::from_value(serde_json::json!({ "name": "shop", "nodes": ["n1"] })).unwrap();
-        Head { format: FORMAT, release: "0.0.0".to_owned(), made_s: 7, dc }
+        Head { format: FORMAT, release: "0.0.0".to_owned(), made_s: 7, dc, point: None, since: None }
     }
 
     /// With a name that only GNU's form has room for.
@@ -395,8 +413,8 @@ mod tests {
         assert!(matches!(taken(&tree()), Err(FormError::NoBackup)));
         assert!(matches!(taken(b"no"), Err(FormError::NoBackup)));
         assert!(matches!(taken(&[0; 4096]), Err(FormError::NoBackup)));
-        let later = String::from_utf8_lossy(&made()).replacen("\"format\": 1", "\"format\": 2", 1).into_bytes();
-        assert!(matches!(taken(&later), Err(FormError::Later(2))));
+        let later = String::from_utf8_lossy(&made()).replacen("\"format\": 2", "\"format\": 3", 1).into_bytes();
+        assert!(matches!(taken(&later), Err(FormError::Later(3))));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! made in the directory that was found so, by a name of one part, and never by a call that follows a link.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
@@ -89,6 +89,52 @@ impl Beneath {
             other => Ok(other?),
         }
     }
+    /// Takes away what has a name, with all that is in it. Nothing is followed on the way, whoever changes it meanwhile.
+    pub(super) fn remove(&self, parent: &File, name: &OsStr) -> io::Result<()> {
+        // Its directories may be open here.
+        self.directories.lock().clear();
+        // From the top down: each directory's own descriptor, its name, and what is left in it.
+        let mut way: Vec<(File, OsString, Vec<OsString>)> = Vec::new();
+        let mut next = Some(name.to_owned());
+        loop {
+            let at = way.last().map_or(parent, |(directory, ..)| directory);
+            if let Some(name) = next.take() {
+                match unlinkat(at, &name, AtFlags::empty()) {
+                    Ok(()) | Err(Errno::NOENT) => {}
+                    Err(Errno::ISDIR | Errno::PERM) => {
+                        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                        let directory = File::from(rustix::fs::openat(at, &name, flags, Mode::empty())?);
+                        let names = names(&directory)?;
+                        way.push((directory, name, names));
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            } else if way.is_empty() {
+                return Ok(());
+            }
+            match way.last_mut() {
+                None => return Ok(()),
+                Some((.., names)) => next = names.pop(),
+            }
+            if next.is_none()
+                && let Some((_, name, _)) = way.pop()
+            {
+                let at = way.last().map_or(parent, |(directory, ..)| directory);
+                unlinkat(at, &name, AtFlags::REMOVEDIR)?;
+            }
+        }
+    }
+}
+
+fn names(directory: &File) -> io::Result<Vec<OsString>> {
+    let mut names = Vec::new();
+    for entry in rustix::fs::Dir::read_from(directory)? {
+        let name = OsStr::from_bytes(entry?.file_name().to_bytes()).to_owned();
+        if name != "." && name != ".." {
+            names.push(name);
+        }
+    }
+    Ok(names)
 }
 
 fn halves(path: &Path) -> io::Result<(&Path, &OsStr)> {
