@@ -56,6 +56,16 @@ impl Bytes {
         self.read_part(offset + head + middle, last)
     }
 
+    /// Whether [`Bytes::read_each`] is better than as many threads.
+    pub fn takes_many(&self) -> bool {
+        self.store.takes_many()
+    }
+
+    /// Whole blocks.
+    pub fn read_each(&self, reads: &mut [(u64, Vec<u8>)]) -> Vec<Result<(), Errno>> {
+        self.store.read_each(reads)
+    }
+
     /// Inside one block.
     fn read_part(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
         if into.is_empty() {
@@ -177,6 +187,10 @@ pub mod tests {
 
         fn is_read_only(&self) -> bool {
             false
+        }
+
+        fn takes_many(&self) -> bool {
+            true
         }
 
         fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {

@@ -53,6 +53,14 @@ impl BlockStore for DiskStore {
         self.client.read_into(offset, into)
     }
 
+    fn takes_many(&self) -> bool {
+        true
+    }
+
+    fn read_each(&self, reads: &mut [(u64, Vec<u8>)]) -> Vec<Result<(), Errno>> {
+        self.client.read_each(reads)
+    }
+
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), Errno> {
         self.client.write(offset, data, Durability::Server)
     }

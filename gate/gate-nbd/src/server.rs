@@ -1,11 +1,12 @@
 //! Connections. Each has a thread that reads requests; while one comes at a time it carries them out itself, and hands
 //! them to workers of the connection's own as soon as the client does not wait for one before it asks the next. So a
-//! client that reads no answers keeps nobody else waiting.
+//! client that reads no answers keeps nobody else waiting. Short reads that are there together it carries out together,
+//! where the store likes that better.
 //!
 //! Lock order: `Line::queue` and `Line::writer` are leaves, never held together.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -21,7 +22,7 @@ use rustix::io::Errno;
 
 use crate::bytes::{Bytes, Holes};
 use crate::negotiation::{Export, Negotiation, NextStep, OPTION_BYTES_MAX, Security};
-use crate::store::BlockStore;
+use crate::store::{BlockStore, STORE_BLOCK_BYTES};
 use crate::tls::{self, TlsReader, TlsSettings, TlsWriter};
 use crate::wire::{
     self, ALLOCATION_ID, Command, FIXED_NEWSTYLE, GREETING, NO_ZEROES, OPTION_MAGIC, REQUEST_BYTES, Reader, STATE_HOLE,
@@ -37,8 +38,10 @@ const WORKERS_MAX: usize = 8;
 const QUEUED_MAX: usize = 128;
 const QUEUED_BYTES_MAX: usize = 64 << 20;
 const INPUT_BYTES: usize = 256 << 10;
-/// A shorter read is not worth the question where there are holes.
+/// A shorter read is not worth the question where there are holes; nor a thread of its own, where others wait with it.
 const HOLES_FROM: u32 = 64 << 10;
+/// Reads that are carried out together: 2 MiB at most.
+const TOGETHER_MAX: usize = 32;
 const PIECES_MAX: usize = 512;
 /// For what is under way when the server ends, and clients that read no answers.
 const END_PATIENCE: Duration = Duration::from_secs(2);
@@ -454,6 +457,9 @@ impl Job {
     }
 }
 
+/// Where the bytes of a read come from.
+type Reading<'a> = &'a mut dyn FnMut(u64, &mut [u8]) -> Result<(), Errno>;
+
 impl<'a> Line<'a> {
     /// Until the client ends the connection, or breaks the protocol.
     fn read_requests<'scope>(
@@ -479,6 +485,11 @@ impl<'a> Line<'a> {
                 }
                 _ => {}
             }
+            let together = self.short_reads(&request, input);
+            if together.len() > 1 {
+                self.carry_out_together(&together);
+                continue;
+            }
             let job = Job { request, data };
             if input.buffer().is_empty() && self.is_idle() {
                 self.carry_out(&job);
@@ -486,6 +497,49 @@ impl<'a> Line<'a> {
                 self.queue(scope, job);
             }
         }
+    }
+
+    /// A short read, and those that have come with it.
+    fn short_reads(&self, first: &TransmissionRequest, input: &mut BufReader<Input>) -> Vec<TransmissionRequest> {
+        let is_short = |request: &TransmissionRequest| {
+            let Ok(block) = u32::try_from(STORE_BLOCK_BYTES) else { return false };
+            let is_whole = request.bytes.is_multiple_of(block) && request.offset.is_multiple_of(STORE_BLOCK_BYTES);
+            request.command == Command::Read && is_whole && (1..HOLES_FROM).contains(&request.bytes)
+        };
+        let mut found = Vec::new();
+        if !self.store.takes_many() || !is_short(first) {
+            return found;
+        }
+        found.push(*first);
+        while found.len() < TOGETHER_MAX {
+            let head = input.buffer().first_chunk::<REQUEST_BYTES>();
+            let Some(next) = head.and_then(TransmissionRequest::parse).filter(is_short) else { break };
+            input.consume(REQUEST_BYTES);
+            found.push(next);
+        }
+        found
+    }
+
+    fn carry_out_together(&self, requests: &[TransmissionRequest]) {
+        let allowed = requests.iter().filter(|request| self.check(request).is_ok());
+        let mut reads: Vec<_> = allowed.map(|request| (request.offset, vec![0; request.bytes as usize])).collect();
+        let results = self.store.read_each(&mut reads);
+        let mut done = reads.iter().zip(results);
+        let mut answers = Vec::new();
+        for request in requests {
+            let job = Job { request: *request, data: Vec::new() };
+            // It is asked for at most once for each, and not for those that are not allowed.
+            let answer = self.answer(&job, &mut |_, into| match done.next() {
+                Some(((_, data), Ok(()))) => {
+                    into.copy_from_slice(data.get(..into.len()).ok_or(Errno::INVAL)?);
+                    Ok(())
+                }
+                Some((_, Err(errno))) => Err(errno),
+                None => Err(Errno::INVAL),
+            });
+            answers.extend_from_slice(&answer);
+        }
+        self.say(&answers);
     }
 
     fn is_idle(&self) -> bool {
@@ -538,15 +592,18 @@ impl<'a> Line<'a> {
     }
 
     fn carry_out(&self, job: &Job) {
-        let answer = self.answer(job);
+        self.say(&self.answer(job, &mut |offset, into| self.store.read(offset, into)));
+    }
+
+    fn say(&self, answer: &[u8]) {
         let mut writer = self.writer.lock();
-        if writer.write_all(&answer).is_err() {
+        if writer.write_all(answer).is_err() {
             // Whoever reads learns it.
             writer.with_socket(|socket| socket.shutdown(Shutdown::Both));
         }
     }
 
-    fn answer(&self, job: &Job) -> Vec<u8> {
+    fn answer(&self, job: &Job, read: Reading<'_>) -> Vec<u8> {
         let request = job.request;
         let is_in_chunks = match request.command {
             Command::Read => self.agreed.is_structured,
@@ -555,12 +612,12 @@ impl<'a> Line<'a> {
         };
         let mut answer = Vec::new();
         let done = self.check(&request).and_then(|()| match request.command {
-            Command::Read if is_in_chunks => self.read_chunks(&request, &mut answer),
+            Command::Read if is_in_chunks => self.read_chunks(&request, &mut answer, read),
             Command::Read => {
                 wire::put_simple_reply(&mut answer, request.cookie, 0);
                 let head = answer.len();
                 answer.resize(head + request.bytes as usize, 0);
-                self.store.read(request.offset, answer.get_mut(head..).unwrap_or_default())
+                read(request.offset, answer.get_mut(head..).unwrap_or_default())
             }
             Command::BlockStatus => self.block_status(&request, &mut answer),
             _ => self.change(job).map(|()| wire::put_simple_reply(&mut answer, request.cookie, 0)),
@@ -609,7 +666,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    fn read_chunks(&self, request: &TransmissionRequest, answer: &mut Vec<u8>) -> Result<(), Errno> {
+    fn read_chunks(&self, request: &TransmissionRequest, answer: &mut Vec<u8>, read: Reading<'_>) -> Result<(), Errno> {
         if request.bytes == 0 {
             wire::put_chunk(answer, request.cookie, (chunk::DONE, chunk::NONE), 0);
             return Ok(());
@@ -632,8 +689,8 @@ impl<'a> Line<'a> {
                 answer.extend_from_slice(&at.to_be_bytes());
                 let head = answer.len();
                 answer.resize(head + bytes as usize, 0);
-                let read = self.store.read(at, answer.get_mut(head..).unwrap_or_default());
-                read.inspect_err(|_| answer.truncate(before))?;
+                let done = read(at, answer.get_mut(head..).unwrap_or_default());
+                done.inspect_err(|_| answer.truncate(before))?;
             } else {
                 wire::put_chunk(answer, request.cookie, (done, chunk::OFFSET_HOLE), 12);
                 answer.extend_from_slice(&at.to_be_bytes());

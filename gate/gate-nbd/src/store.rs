@@ -14,6 +14,16 @@ pub trait BlockStore: Send + Sync {
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno>;
 
+    /// Whether [`BlockStore::read_each`] is better than as many threads, each with a read.
+    fn takes_many(&self) -> bool {
+        false
+    }
+
+    /// Each as [`BlockStore::read`], all under way together.
+    fn read_each(&self, reads: &mut [(u64, Vec<u8>)]) -> Vec<Result<(), Errno>> {
+        reads.iter_mut().map(|(offset, into)| self.read(*offset, into)).collect()
+    }
+
     /// It is seen by later reads, of whoever asks.
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), Errno>;
 

@@ -72,6 +72,42 @@ impl DiskClient {
         flying.into_iter().try_for_each(|(started, place)| finish_read(started, place))
     }
 
+    /// Several reads that are under way together, each of one transfer at most.
+    pub fn read_each(&self, reads: &mut [(u64, Vec<u8>)]) -> Vec<Result<(), Errno>> {
+        let mut flying: VecDeque<(usize, Started)> = VecDeque::with_capacity(reads.len());
+        let mut results: Vec<(usize, Result<(), Errno>)> = Vec::with_capacity(reads.len());
+        let land = |reads: &mut [(u64, Vec<u8>)], (at, started): (usize, Started)| {
+            (at, reads.get_mut(at).map_or(Err(Errno::INVAL), |(_, place)| finish_read(started, place)))
+        };
+        for at in 0..reads.len() {
+            let begun = reads.get(at).ok_or(Errno::INVAL).and_then(|(offset, place)| {
+                check(*offset, place.len())?;
+                let bytes = u32::try_from(place.len()).ok().filter(|bytes| *bytes <= TRANSFER_BYTES_MAX);
+                Ok((*offset, bytes.ok_or(Errno::RANGE)?))
+            });
+            let started = begun.and_then(|(offset, bytes)| {
+                let read = Read { offset, bytes: bytes.into() }.encode();
+                let op = Op::of(&read, Class::Repeatable, bytes);
+                loop {
+                    if let Some(started) = self.session.try_start(op)? {
+                        return Ok(started);
+                    }
+                    match flying.pop_front() {
+                        Some(oldest) => results.push(land(reads, oldest)),
+                        None => return self.session.start(op),
+                    }
+                }
+            });
+            match started {
+                Ok(started) => flying.push_back((at, started)),
+                Err(errno) => results.push((at, Err(errno))),
+            }
+        }
+        results.extend(flying.into_iter().map(|one| land(reads, one)));
+        results.sort_by_key(|(at, _)| *at);
+        results.into_iter().map(|(_, result)| result).collect()
+    }
+
     /// The same from one of the other copies of the disk, at most one transfer. `ENXIO`: so many there are not.
     pub fn read_other(&self, which: u64, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
         check(offset, into.len())?;

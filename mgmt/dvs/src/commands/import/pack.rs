@@ -96,7 +96,12 @@ fn packing(root: PathBuf, top: PathBuf, since: Option<Since>, progress: Arc<Prog
     let packing = std::thread::spawn(move || {
         let mut packer = Packer { out: Builder::new(out), seen: HashMap::new(), notes: Notes::default(), progress };
         match since {
-            Some(since) => packer.walk_changes(&root, &since)?,
+            Some(since) => {
+                let elsewhere = packer.walk_changes(&root, &since, Wanted::Changed)?;
+                if !elsewhere.is_empty() {
+                    packer.walk_changes(&root, &since, Wanted::OtherNames(&elsewhere))?;
+                }
+            }
             None => packer.walk(&root, &top)?,
         }
         packer.out.into_inner().and_then(|mut chunks| chunks.flush()).map_err(PackError::Closed)?;
@@ -301,17 +306,23 @@ impl Packer {
 impl Packer {
     /// Every directory is looked through, and few of its files are looked at: whoever changed says so by its number.
     /// Of a directory that changed goes what is in it now, as GNU tar's incremental archives have it. A directory that
-    /// is where it was not goes as a whole: nothing in it says that it moved.
-    fn walk_changes(&mut self, root: &Path, since: &Since) -> Result<(), PackError> {
+    /// is where it was not goes as a whole: nothing in it says that it moved. Answers what went so and has, or may have,
+    /// other names, which are wanted then, too: as links.
+    fn walk_changes(&mut self, root: &Path, since: &Since, wanted: Wanted<'_>) -> Result<HashSet<u64>, PackError> {
         let mut waiting = vec![(PathBuf::new(), Place::AsBefore)];
+        let mut elsewhere = HashSet::new();
         while let Some((inside, place)) = waiting.pop() {
             let path = if inside.as_os_str().is_empty() { root.to_owned() } else { root.join(&inside) };
             let failed = |source| PackError::Read { path: path.clone(), source };
             let meta = fs::symlink_metadata(&path).map_err(failed)?;
-            let is_told = place == Place::New || since.has_changed(meta.ino());
+            let has_changed = since.has_changed(meta.ino());
+            let is_told = place == Place::New || has_changed;
             if !meta.is_dir() {
-                if is_told {
+                if is_told == (wanted == Wanted::Changed) {
                     self.entry(&path, &inside, &meta)?;
+                }
+                if !has_changed && meta.nlink() > 1 {
+                    elsewhere.insert(inside::own_number(meta.ino()));
                 }
                 continue;
             }
@@ -326,23 +337,27 @@ impl Packer {
                     place => place,
                 };
                 let goes = place == Place::New || since.has_changed(entry.ino());
+                let is_wanted = match wanted {
+                    Wanted::Changed => goes,
+                    Wanted::OtherNames(of) => !goes && of.contains(&inside::own_number(entry.ino())),
+                };
+                if is_wanted || kind.is_dir() {
+                    below.push((inner, place));
+                }
                 names.push(match (kind.is_dir(), goes) {
                     (true, _) => (DIRECTORY, name),
                     (false, true) => (INSIDE, name),
                     (false, false) => (NOT_INSIDE, name),
                 });
-                if goes || kind.is_dir() {
-                    below.push((inner, place));
-                }
             }
-            if is_told {
+            if is_told && wanted == Wanted::Changed {
                 names.sort_by(|(_, left), (_, right)| left.cmp(right));
                 self.names(&inside, &meta, &names)?;
             }
             below.sort_by(|(left, _), (right, _)| right.cmp(left));
             waiting.extend(below);
         }
-        Ok(())
+        Ok(elsewhere)
     }
 
     /// A directory, and all that is in it.
@@ -370,6 +385,14 @@ pub const NAMES: u8 = b'D';
 pub const DIRECTORY: u8 = b'D';
 pub const INSIDE: u8 = b'Y';
 pub const NOT_INSIDE: u8 = b'N';
+
+/// What is looked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wanted<'a> {
+    Changed,
+    /// Of files that are in the archive and did not change: names that are where they were.
+    OtherNames(&'a HashSet<u64>),
+}
 
 /// Whether something is where the earlier snapshot has it.
 #[derive(Clone, Copy, PartialEq, Eq)]
