@@ -16,6 +16,7 @@ use crate::desks::Desks;
 use crate::directory::EndpointDirectory;
 use crate::duties::Duties;
 use crate::engine::EtcdChoice;
+use crate::hatches::Hatches;
 use crate::identity::Identity;
 use crate::joining::certificates::Certificates;
 use crate::judging::Court;
@@ -44,6 +45,7 @@ pub struct Context {
     pub directory: EndpointDirectory,
     pub proxy: ProxyControl,
     pub desks: Desks,
+    pub hatches: Hatches,
     /// Absent before the daemon has come alive and once it stops.
     pub presence: Mutex<Option<Presence>>,
     /// Likewise.

@@ -192,6 +192,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         broker,
         directory,
         desks: Default::default(),
+        hatches: Default::default(),
         presence: Mutex::new(None),
         certificates: Mutex::new(None),
         quorum: Mutex::new(None),
@@ -277,6 +278,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     drop(services);
     drop(follower);
     reconciler.stop();
+    context.hatches.stop();
     context.desks.stop();
     context.proxy.stop();
     drop(watching);
@@ -381,6 +383,7 @@ fn serve_api(
         let mut ending = context.ending.subscribe();
         let mut terminate = signal(SignalKind::terminate()).map_err(DaemonError::Thread)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(DaemonError::Thread)?;
+        context.hatches.serve(&router);
         tokio::spawn(serve::serve_unix(socket, router.clone()));
         tokio::spawn(serve::serve_tls(listener, acceptor, Knowledge { credentials, cluster }, router));
         tokio::spawn(report(Arc::clone(&context), capacity));

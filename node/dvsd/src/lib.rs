@@ -37,6 +37,7 @@ mod directory;
 mod duties;
 mod engine;
 mod farewell;
+mod hatches;
 mod identity;
 mod joining;
 mod judging;
