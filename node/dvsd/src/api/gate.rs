@@ -348,7 +348,10 @@ pub async fn gate(State((api, route)): State<(Arc<Api>, &'static Route)>, reques
         Ok(request) if route.admits(noted.caller.standing) => next.run(request).await,
         Ok(_) => noted.refuse(Some(route), route.least),
     };
-    let answer = if insider.is_some() { insiders::without_causes(answer).await } else { answer };
+    let answer = match &insider {
+        Some(place) => insiders::fit(place, route, answer).await,
+        None => answer,
+    };
     noted.answered(&answer);
     answer
 }

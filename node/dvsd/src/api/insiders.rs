@@ -6,18 +6,22 @@
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, RawPathParams, Request};
 use axum::response::{IntoResponse, Response};
 use http_body_util::Limited;
 use mgmt_api::routes::{Insider, Operation, Route};
 use mgmt_api::{Dc, ErrorBody, ErrorKind};
+use serde_json::Value;
 
-use super::failure::{Failure, no_such_dc};
+use super::failure::{Failure, failure, no_such_dc};
 use super::gate::Caller;
 use super::{Api, parse};
 use crate::hatches::{BODY_BYTES_MAX, Place};
 
+/// Of a container and its services: far more than they may be described with.
+const DESCRIPTION_BYTES_MAX: usize = 16 << 20;
 /// Of an error that is made anew.
 const ERROR_BYTES_MAX: usize = 64 << 10;
 /// What asks other nodes, or starts something.
@@ -80,11 +84,44 @@ pub fn refusal(place: &Place, route: &Route) -> ErrorBody {
     }
 }
 
-/// What went wrong on the node, without the node's paths and addresses; people who ask the same hear why.
-pub async fn without_causes(answer: Response) -> Response {
-    if !answer.status().is_server_error() {
-        return answer;
+/// The answer as its caller may have it.
+pub async fn fit(place: &Place, route: &Route, answer: Response) -> Response {
+    let tells_environments =
+        matches!(route.operation, Operation::Dcs | Operation::Dc | Operation::Services | Operation::Service);
+    if answer.status().is_server_error() {
+        without_causes(answer).await
+    } else if answer.status().is_success() && tells_environments && place.who == Insider::User {
+        without_environments(answer).await
+    } else {
+        answer
     }
+}
+
+/// Variables of programs are told in their own /proc to their user alone: passwords are among them.
+async fn without_environments(answer: Response) -> Response {
+    let body = axum::body::to_bytes(answer.into_body(), DESCRIPTION_BYTES_MAX).await.unwrap_or_default();
+    match serde_json::from_slice::<Value>(&body) {
+        Ok(mut described) => {
+            take_environments(&mut described);
+            Json(described).into_response()
+        }
+        Err(_) => failure(ErrorKind::Internal, "the answer is too long", "as root of the container").into_response(),
+    }
+}
+
+fn take_environments(described: &mut Value) {
+    match described {
+        Value::Object(fields) => {
+            fields.remove("env");
+            fields.values_mut().for_each(take_environments);
+        }
+        Value::Array(items) => items.iter_mut().for_each(take_environments),
+        _ => (),
+    }
+}
+
+/// What went wrong on the node, without the node's paths and addresses; people who ask the same hear why.
+async fn without_causes(answer: Response) -> Response {
     let kind = answer.extensions().get::<ErrorKind>().copied();
     let body = axum::body::to_bytes(answer.into_body(), ERROR_BYTES_MAX).await.unwrap_or_default();
     let said: Option<ErrorBody> = parse(&body).ok();
@@ -93,4 +130,24 @@ pub async fn without_causes(answer: Response) -> Response {
     let body = ErrorBody::new(kind, what).because("whoever asks the same on the node hears why");
     let hint = said.and_then(|said| said.hint).unwrap_or_else(|| "again in a moment".to_owned());
     Failure(body.hint(hint)).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn variables_are_nowhere_in_what_users_inside_hear() {
+        let mut described = json!([{
+            "spec": { "name": "shop", "env": ["A=1"], "services": [{ "name": "web", "env": ["PASSWORD=x"] }] },
+            "shares": [{ "node": "n1" }],
+        }]);
+        take_environments(&mut described);
+        let left = json!([{
+            "spec": { "name": "shop", "services": [{ "name": "web" }] }, "shares": [{ "node": "n1" }],
+        }]);
+        assert_eq!(described, left);
+    }
 }
