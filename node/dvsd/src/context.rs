@@ -22,6 +22,7 @@ use crate::joining::certificates::Certificates;
 use crate::judging::Court;
 use crate::member::Complaint;
 use crate::metrics::Tally;
+use crate::names::NamesProblem;
 use crate::observed::Observed;
 use crate::people::audit::Audit;
 use crate::people::known::People;
@@ -46,6 +47,8 @@ pub struct Context {
     pub proxy: ProxyControl,
     pub desks: Desks,
     pub hatches: Hatches,
+    /// Why nobody can ask for names, where somebody should.
+    pub names_problem: NamesProblem,
     /// Absent before the daemon has come alive and once it stops.
     pub presence: Mutex<Option<Presence>>,
     /// Likewise.

@@ -45,6 +45,7 @@ use crate::ledger;
 use crate::level;
 use crate::member::{self, Complaint, MemberError};
 use crate::metrics::{Measured, Tally};
+use crate::names::NameServer;
 use crate::news::News;
 use crate::people::audit::Audit;
 use crate::presence::{self, Ports, Presence, PresenceError};
@@ -193,6 +194,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         directory,
         desks: Default::default(),
         hatches: Default::default(),
+        names_problem: Default::default(),
         presence: Mutex::new(None),
         certificates: Mutex::new(None),
         quorum: Mutex::new(None),
@@ -258,6 +260,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     *context.court.lock() = Some(Court::start(&context, etcd_engine, judged).map_err(DaemonError::Thread)?);
 
     let services = Services::start(&context).map_err(DaemonError::Thread)?;
+    let names = NameServer::start(&context).map_err(DaemonError::Thread)?;
 
     tracing::info!(
         node = context.config.node,
@@ -275,6 +278,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     manager.say_stopping();
     manager.say_status("stopping; containers go on");
     tracing::info!("stopping; containers go on");
+    drop(names);
     drop(services);
     drop(follower);
     reconciler.stop();

@@ -46,6 +46,7 @@ mod ledger;
 mod level;
 mod member;
 mod metrics;
+mod names;
 mod news;
 mod numbered;
 mod observed;

@@ -147,6 +147,7 @@ pub fn checks(context: &Context) -> Vec<HealthCheck> {
         HealthCheck::new("proxy", context.proxy.problem().map(|problem| format!("proxy: {problem}"))),
         HealthCheck::new("cut-off", cut_off(context)),
         HealthCheck::new("audit", context.audit.problem()),
+        HealthCheck::new("names", context.names_problem.lock().clone()),
         HealthCheck::new("releases", level::problems(&context.config.node, context.members.read().values())),
         progress(context),
     ]
