@@ -2,23 +2,27 @@
 
 use std::net::IpAddr;
 
-use dns::{Known, MESSAGE_BYTES_MAX, NoQuestion, Question};
+use dns::{MESSAGE_BYTES_MAX, NameQuestion, NoQuestion, Resolution};
 
 pub fn dns(data: &[u8]) {
     let addresses: Vec<IpAddr> = (0..20).flat_map(|last| [[192, 0, 2, last].into(), IpAddr::from([0; 16])]).collect();
-    match Question::read(data) {
+    match NameQuestion::read(data) {
         Ok(question) => {
             assert!(question.labels().map(|label| label.len().min(63) + 1).sum::<usize>() <= 255);
-            for known in
-                [Known::Name(addresses), Known::Name(Vec::new()), Known::Nothing, Known::Foreign, Known::Unknown]
-            {
+            for known in [
+                Resolution::Name(addresses),
+                Resolution::Name(Vec::new()),
+                Resolution::Nothing,
+                Resolution::Foreign,
+                Resolution::Unknown,
+            ] {
                 let answer = question.answer(&known);
                 assert!(answer.len() <= MESSAGE_BYTES_MAX && answer.get(..2) == data.get(..2));
                 // An answer is never answered.
-                assert_eq!(Question::read(&answer), Err(NoQuestion::Silence));
+                assert_eq!(NameQuestion::read(&answer), Err(NoQuestion::Silence));
             }
         }
-        Err(NoQuestion::Refusal(answer)) => assert_eq!(Question::read(&answer), Err(NoQuestion::Silence)),
+        Err(NoQuestion::Refusal(answer)) => assert_eq!(NameQuestion::read(&answer), Err(NoQuestion::Silence)),
         Err(NoQuestion::Silence) => (),
     }
 }

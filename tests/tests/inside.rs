@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// Asks at the hatch: each line of input is a request, `[method, path, headers, bytes of the body]`. Each line of output
-/// is an answer, `[status, body]`.
+/// Asks at the hatch: each line of input is a request, `[method, path, headers, bytes of the body]`. Each line of
+/// output is an answer, `[status, body]`.
 const ASK: &str = "
 import json, socket, sys
 for line in sys.stdin:
@@ -80,7 +80,8 @@ print(counts, flush=True)
 ";
 
 fn said(cluster: &Cluster, node: &str, script: &str) -> String {
-    cluster.sh("shop", node, &format!("{script}\nexit 0")).trim().to_owned()
+    let script = format!("{script}\nexit 0");
+    cluster.ok(&["run", "shop", "--node", node, "--", "bash", "-c", &script]).trim().to_owned()
 }
 
 /// What the hatch answers to each of the requests.

@@ -1,8 +1,8 @@
 //! Messages of DNS (RFC 1035), as far as a node needs them that answers for names of its cluster: one question in, with
 //! addresses or without any out. Pure.
 //!
-//! Deliberately absent: compression of names in questions, which no resolver uses and which is how messages lead readers
-//! in circles; transfers, updates, signatures. What comes with a question beside it (EDNS) is not looked at.
+//! Deliberately absent: compression of names in questions, which no resolver uses and which is how messages lead
+//! readers in circles; transfers, updates, signatures. What comes with a question beside it (EDNS) is not looked at.
 
 #![forbid(unsafe_code)]
 
@@ -44,7 +44,7 @@ enum Code {
 
 /// One question.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Question {
+pub struct NameQuestion {
     id: u16,
     flags: u16,
     /// In small letters, the most specific first.
@@ -66,7 +66,7 @@ pub enum NoQuestion {
 
 /// What is known of a name.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Known {
+pub enum Resolution {
     /// It is not of those that are answered for.
     Foreign,
     Nothing,
@@ -76,10 +76,10 @@ pub enum Known {
     Unknown,
 }
 
-impl Question {
+impl NameQuestion {
     /// # Errors
     /// It is no question that is answered.
-    pub fn read(message: &[u8]) -> Result<Question, NoQuestion> {
+    pub fn read(message: &[u8]) -> Result<NameQuestion, NoQuestion> {
         let word = |at: usize| Some(u16::from_be_bytes([*message.get(at)?, *message.get(at + 1)?]));
         let (Some(id), Some(flags), Some(questions)) = (word(0), word(2), word(4)) else {
             return Err(NoQuestion::Silence);
@@ -98,7 +98,7 @@ impl Question {
         let (labels, end) = name(message).ok_or_else(malformed)?;
         let (kind, class) = word(end).zip(word(end + 2)).ok_or_else(malformed)?;
         let written = message.get(HEADER_BYTES..end + 4).ok_or_else(malformed)?.to_vec();
-        Ok(Question { id, flags, labels, kind, class, written })
+        Ok(NameQuestion { id, flags, labels, kind, class, written })
     }
 
     /// In small letters, the most specific first.
@@ -106,15 +106,15 @@ impl Question {
         self.labels.iter().map(String::as_str)
     }
 
-    pub fn answer(&self, known: &Known) -> Vec<u8> {
+    pub fn answer(&self, known: &Resolution) -> Vec<u8> {
         if !matches!(self.class, CLASS_IN | CLASS_ANY) {
             return self.with(Code::Refused, &[]);
         }
         match known {
-            Known::Foreign => self.with(Code::Refused, &[]),
-            Known::Nothing => self.with(Code::NoSuchName, &[]),
-            Known::Unknown => self.with(Code::Failed, &[]),
-            Known::Name(addresses) => {
+            Resolution::Foreign => self.with(Code::Refused, &[]),
+            Resolution::Nothing => self.with(Code::NoSuchName, &[]),
+            Resolution::Unknown => self.with(Code::Failed, &[]),
+            Resolution::Name(addresses) => {
                 let is_asked_for = |address: &&IpAddr| match self.kind {
                     TYPE_A => address.is_ipv4(),
                     TYPE_AAAA => address.is_ipv6(),
@@ -188,15 +188,15 @@ mod tests {
         message
     }
 
-    fn answered(name: &str, kind: u16, known: &Known) -> Vec<u8> {
-        Question::read(&asked(name, kind)).expect("a question").answer(known)
+    fn answered(name: &str, kind: u16, known: &Resolution) -> Vec<u8> {
+        NameQuestion::read(&asked(name, kind)).expect("a question").answer(known)
     }
 
     #[test]
     fn name_is_answered_with_its_addresses_of_the_kind_that_is_asked_for() {
         let addresses = ["192.0.2.1", "2001:db8::1", "192.0.2.2"].map(|address| address.parse().unwrap());
-        let known = Known::Name(addresses.to_vec());
-        let question = Question::read(&asked("Web.SHOP.dvs", TYPE_A)).unwrap();
+        let known = Resolution::Name(addresses.to_vec());
+        let question = NameQuestion::read(&asked("Web.SHOP.dvs", TYPE_A)).unwrap();
         assert_eq!(question.labels().collect::<Vec<_>>(), ["web", "shop", "dvs"]);
         let answer = question.answer(&known);
         assert_eq!(answer[..12], [0x12, 0x34, 0x85, 0, 0, 1, 0, 2, 0, 0, 0, 0]);
@@ -208,14 +208,15 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_told_apart() {
-        let code = |known: &Known| answered("x.dvs", TYPE_A, known)[3] & 15;
+        let code = |known: &Resolution| answered("x.dvs", TYPE_A, known)[3] & 15;
         assert_eq!(
-            [Known::Name(vec![]), Known::Nothing, Known::Foreign, Known::Unknown].map(|known| code(&known)),
+            [Resolution::Name(vec![]), Resolution::Nothing, Resolution::Foreign, Resolution::Unknown]
+                .map(|known| code(&known)),
             [0, 3, 5, 2]
         );
         let mut other_class = asked("x.dvs", TYPE_A);
         *other_class.last_mut().unwrap() = 3;
-        assert_eq!(Question::read(&other_class).unwrap().answer(&Known::Nothing)[3] & 15, 5);
+        assert_eq!(NameQuestion::read(&other_class).unwrap().answer(&Resolution::Nothing)[3] & 15, 5);
     }
 
     #[test]
@@ -225,7 +226,7 @@ mod tests {
         let many: Vec<IpAddr> = (0..100).map(|last| [192, 0, 2, last].into()).collect();
         let six: Vec<IpAddr> = (0..100).map(|last| [0x2001, 0xdb8, 0, 0, 0, 0, 0, last].into()).collect();
         for (kind, addresses) in [(TYPE_A, many), (TYPE_AAAA, six)] {
-            assert!(answered(&name, kind, &Known::Name(addresses)).len() <= MESSAGE_BYTES_MAX);
+            assert!(answered(&name, kind, &Resolution::Name(addresses)).len() <= MESSAGE_BYTES_MAX);
         }
     }
 
@@ -235,9 +236,9 @@ mod tests {
         let changed = |at: usize, to: u8| {
             let mut message = good.clone();
             message[at] = to;
-            Question::read(&message)
+            NameQuestion::read(&message)
         };
-        let code = |read: Result<Question, NoQuestion>| match read {
+        let code = |read: Result<NameQuestion, NoQuestion>| match read {
             Err(NoQuestion::Refusal(answer)) => Some(answer[3] & 15),
             _ => None,
         };
@@ -250,10 +251,10 @@ mod tests {
             assert_eq!(code(changed(12, to)), Some(1), "a label of {to:#x}");
         }
         for length in 0..good.len() {
-            let read = Question::read(&good[..length]);
+            let read = NameQuestion::read(&good[..length]);
             assert!(if length < 12 { read == Err(NoQuestion::Silence) } else { code(read) == Some(1) }, "{length}");
         }
         let endless: Vec<u8> = good[..12].iter().copied().chain([1, b'a'].repeat(1000)).collect();
-        assert_eq!(code(Question::read(&endless)), Some(1));
+        assert_eq!(code(NameQuestion::read(&endless)), Some(1));
     }
 }

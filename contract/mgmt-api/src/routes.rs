@@ -2,8 +2,8 @@
 //! dispatch and its check of roles, the audit log and the description in OpenAPI (`docs/openapi.json`) are all made of
 //! this table, so none of them can know a route that the others do not.
 
-mod insiders;
-pub use insiders::{Insider, Insiders};
+mod inhabitants;
+pub use inhabitants::{Inhabitant, Inhabitants};
 
 use crate::AccessRole;
 use crate::path;
@@ -47,7 +47,7 @@ pub enum Who {
     Local,
     Node,
     /// A program of a container, which asks for what is its container's.
-    Inside(Insider),
+    Inside(Inhabitant),
 }
 
 impl Least {
@@ -380,7 +380,7 @@ impl Route {
 
     pub fn admits(&self, who: Who) -> bool {
         match who {
-            Who::Inside(insider) => self.operation.insiders().admit(insider),
+            Who::Inside(inhabitant) => self.operation.inhabitants().admit(inhabitant),
             who => self.least.admits(who),
         }
     }

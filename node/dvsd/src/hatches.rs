@@ -4,7 +4,7 @@
 //! A hatch is a socket in the directory that the container's programs see as `/run/dvs`, and a thread of its own that
 //! serves it, with a runtime of its own. Whatever a container does at its hatch costs that thread: neither those of the
 //! API nor another container's hatch. Who asks is what the kernel says of who connected; which container it is says the
-//! socket. What may be asked for is in `mgmt_api::routes`, what is made of it in `api/insiders.rs`.
+//! socket. What may be asked for is in `mgmt_api::routes`, what is made of it in `api/inhabitants.rs`.
 //!
 //! A hatch is there as long as the container is wanted here and its programs have a keeper. A daemon that ends leaves
 //! the file where it is: who connects is refused until the next one listens there.
@@ -25,7 +25,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use mgmt_api::routes::Insider;
+use mgmt_api::routes::Inhabitant;
 use parking_lot::Mutex;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -88,7 +88,7 @@ struct Whose {
 pub struct Place {
     pub dc: u32,
     pub name: Arc<str>,
-    pub who: Insider,
+    pub who: Inhabitant,
     pub uid: u32,
     pub pid: Option<i32>,
     pace: Arc<Pace>,
@@ -240,19 +240,19 @@ fn run(
 
 /// Of all users of a container who have the same rights.
 struct Class {
-    who: Insider,
+    who: Inhabitant,
     places: Arc<Semaphore>,
     pace: Arc<Pace>,
 }
 
 impl Class {
-    fn new(who: Insider, most: usize) -> Class {
+    fn new(who: Inhabitant, most: usize) -> Class {
         Class { who, places: Arc::new(Semaphore::new(most)), pace: Arc::default() }
     }
 }
 
 async fn accept(listener: UnixListener, of: &Whose, router: Router, over: watch::Receiver<bool>) {
-    let (root, users) = (Class::new(Insider::Root, OF_ROOT_MAX), Class::new(Insider::User, OF_USERS_MAX));
+    let (root, users) = (Class::new(Inhabitant::Root, OF_ROOT_MAX), Class::new(Inhabitant::User, OF_USERS_MAX));
     let turned_away = Arc::new(Semaphore::new(TURNED_AWAY_MAX));
     loop {
         let (stream, peer) = match listener.accept().await {
@@ -268,8 +268,8 @@ async fn accept(listener: UnixListener, of: &Whose, router: Router, over: watch:
         };
         let Ok(peer) = peer else { continue };
         let class = match who(of.dc, peer.uid()) {
-            Some(Insider::Root) => &root,
-            Some(Insider::User) => &users,
+            Some(Inhabitant::Root) => &root,
+            Some(Inhabitant::User) => &users,
             // Of the node, or of another container, by whatever way.
             None => continue,
         };
@@ -300,12 +300,12 @@ async fn turn_away(stream: UnixStream, router: Router, permit: OwnedSemaphorePer
 }
 
 /// Who of a container has this uid of the node. Root of the node is whoever it likes to be.
-fn who(dc: u32, uid: u32) -> Option<Insider> {
+fn who(dc: u32, uid: u32) -> Option<Inhabitant> {
     let first = uids::inside(dc);
     match uid.checked_sub(first) {
-        Some(0) => Some(Insider::Root),
-        Some(inside) if inside < abi::limits::UIDS_PER_DC => Some(Insider::User),
-        _ if uid == 0 => Some(Insider::Root),
+        Some(0) => Some(Inhabitant::Root),
+        Some(inside) if inside < abi::limits::UIDS_PER_DC => Some(Inhabitant::User),
+        _ if uid == 0 => Some(Inhabitant::Root),
         _ => None,
     }
 }
@@ -353,10 +353,10 @@ mod tests {
 
     #[test]
     fn uid_of_the_node_says_who_it_is_inside_and_no_other_comes_in() {
-        assert_eq!(who(3, uids::inside(3)), Some(Insider::Root));
-        assert_eq!(who(3, uids::inside(3) + 33), Some(Insider::User));
-        assert_eq!(who(3, uids::inside(4) - 1), Some(Insider::User));
-        assert_eq!(who(3, 0), Some(Insider::Root));
+        assert_eq!(who(3, uids::inside(3)), Some(Inhabitant::Root));
+        assert_eq!(who(3, uids::inside(3) + 33), Some(Inhabitant::User));
+        assert_eq!(who(3, uids::inside(4) - 1), Some(Inhabitant::User));
+        assert_eq!(who(3, 0), Some(Inhabitant::Root));
         for other in [uids::inside(4), uids::inside(2), uids::server(3, 1), 1000, u32::MAX] {
             assert_eq!(who(3, other), None, "{other}");
         }

@@ -121,7 +121,7 @@ fn operation(route: &Route) -> Value {
         "operationId": route.operation.name(),
         "summary": route.what,
         "x-dvs-least": least,
-        "x-dvs-inside": route.operation.insiders().name(),
+        "x-dvs-inside": route.operation.inhabitants().name(),
         "x-dvs-audited": route.effect == Impact::Changes,
         "responses": answers(route),
     });

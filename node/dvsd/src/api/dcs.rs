@@ -20,7 +20,7 @@ use serde::Deserialize;
 
 use super::failure::{Failure, failure, no_such_dc};
 use super::gate::Caller;
-use super::insiders::{container_of, without_the_node};
+use super::inhabitants::{container_of, without_the_node};
 use super::tree::Sight;
 use super::{Api, blocking, changes, nodes, parse, phase, read_body};
 use crate::farewell::{self, Ending};
@@ -97,7 +97,7 @@ pub async fn show(
     Extension(caller): Extension<Caller>,
     Path(dc): Path<String>,
 ) -> Result<Json<Dc>, Failure> {
-    let is_inside = caller.insider.is_some();
+    let is_inside = caller.inhabitant.is_some();
     let full = if is_inside { BTreeMap::new() } else { api.full_nodes().await };
     let view = api.dc(&dc).await?;
     let mut found = describe(&view, &nodes::unreachable(&api.context), &full);

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use super::failure::{Failure, no_such_dc};
 use super::following::Following;
 use super::gate::Caller;
-use super::insiders::container_of;
+use super::inhabitants::container_of;
 use super::{Api, dcs, nodes, services};
 use crate::records::{self, DcView};
 

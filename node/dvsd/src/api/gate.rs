@@ -15,14 +15,14 @@ use axum::http::header::{AUTHORIZATION, CONNECTION, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use mgmt_api::routes::{Impact, Insider, Least, Route, Who};
+use mgmt_api::routes::{Impact, Inhabitant, Least, Route, Who};
 use mgmt_api::{AccessRole, AccessToken, AuditEntry, AuditWho, ErrorBody, ErrorKind, Means, utc};
 use parking_lot::Mutex;
 use rustls_pki_types::CertificateDer;
 use tokio::sync::watch;
 
 use super::failure::{Failure, failure};
-use super::{Api, FORWARDED, insiders};
+use super::{Api, FORWARDED, inhabitants};
 use crate::hatches::Place;
 use crate::people::known::{Guest, Identity};
 use crate::people::limits::{Rate, Rates, network_of};
@@ -77,7 +77,7 @@ pub struct Caller {
     why: Option<Arc<Failure>>,
     pub guest: Option<Arc<Guest>>,
     /// The place of a program of a container.
-    pub insider: Option<Arc<Place>>,
+    pub inhabitant: Option<Arc<Place>>,
     /// From where a stranger comes.
     network: Option<IpAddr>,
     /// Another node passes on what somebody asked it, and has written it down.
@@ -105,7 +105,7 @@ impl Caller {
 
     /// What a stream of it holds, and by what it ends.
     pub fn holder(&self) -> Holder {
-        match (&self.guest, &self.insider) {
+        match (&self.guest, &self.inhabitant) {
             (Some(guest), _) => Holder::Person(Arc::clone(guest)),
             (None, Some(place)) => Holder::Inside(Arc::clone(place)),
             (None, None) => Holder::Nobody,
@@ -184,7 +184,7 @@ fn caller(api: &Api, origin: &Origin, headers: &HeaderMap) -> Result<Caller, Fai
         who,
         why: None,
         guest: None,
-        insider: None,
+        inhabitant: None,
         network: None,
         is_forwarded: false,
     };
@@ -196,11 +196,11 @@ fn caller(api: &Api, origin: &Origin, headers: &HeaderMap) -> Result<Caller, Fai
         )),
         Origin::Inside(place) => {
             let name = match place.who {
-                Insider::Root => container_name(place),
-                Insider::User => format!("{}, user {}", container_name(place), place.uid_inside()),
+                Inhabitant::Root => container_name(place),
+                Inhabitant::User => format!("{}, user {}", container_name(place), place.uid_inside()),
             };
             let who = AuditWho { name, by: Means::Socket, uid: Some(place.uid), pid: place.pid, ..nobody };
-            Ok(Caller { insider: Some(Arc::clone(place)), ..known(Who::Inside(place.who), who) })
+            Ok(Caller { inhabitant: Some(Arc::clone(place)), ..known(Who::Inside(place.who), who) })
         }
         Origin::Local { uid, pid } => {
             let name = match uid {
@@ -338,9 +338,9 @@ fn receive(api: &Api, visit: &Visit, identity: Identity) -> Result<Arc<Guest>, F
 pub async fn gate(State((api, route)): State<(Arc<Api>, &'static Route)>, request: Request, next: Next) -> Response {
     let Some(caller) = request.extensions().get::<Caller>().cloned() else { return nobody_knows() };
     let mut noted = Noted::begin(&api, caller, Some(route), &request);
-    let insider = noted.caller.insider.clone();
-    let narrowed = match &insider {
-        Some(place) => insiders::narrow(&api, place, route, request).await,
+    let inhabitant = noted.caller.inhabitant.clone();
+    let narrowed = match &inhabitant {
+        Some(place) => inhabitants::narrow(&api, place, route, request).await,
         None => Ok(request),
     };
     let answer = match narrowed {
@@ -348,8 +348,8 @@ pub async fn gate(State((api, route)): State<(Arc<Api>, &'static Route)>, reques
         Ok(request) if route.admits(noted.caller.standing) => next.run(request).await,
         Ok(_) => noted.refuse(Some(route), route.least),
     };
-    let answer = match &insider {
-        Some(place) => insiders::fit(place, route, answer).await,
+    let answer = match &inhabitant {
+        Some(place) => inhabitants::fit(place, route, answer).await,
         None => answer,
     };
     noted.answered(&answer);
@@ -367,7 +367,7 @@ pub fn no_route(api: &Arc<Api>, request: &Request, answer: Failure) -> Response 
     let least = Least::Person(AccessRole::Viewer);
     let mut noted = Noted::begin(api, caller, None, request);
     // A program of a container may know what no resource is.
-    let answer = match noted.caller.insider.is_some() || least.admits(noted.caller.standing) {
+    let answer = match noted.caller.inhabitant.is_some() || least.admits(noted.caller.standing) {
         true => answer.into_response(),
         false => noted.refuse(None, least),
     };
@@ -416,8 +416,8 @@ impl Noted {
     /// The answer to a caller who may not.
     fn refuse(&mut self, route: Option<&Route>, least: Least) -> Response {
         self.is_over = self.caller.is_forwarded;
-        if let (Some(place), Some(route)) = (&self.caller.insider, route) {
-            return Failure(insiders::refusal(place, route)).into_response();
+        if let (Some(place), Some(route)) = (&self.caller.inhabitant, route) {
+            return Failure(inhabitants::refusal(place, route)).into_response();
         }
         if let Some(why) = &self.caller.why {
             let mut answer = Failure(why.0.clone()).into_response();
@@ -470,7 +470,7 @@ impl Noted {
             (Who::Stranger, _) => failures.noted.lock().spend(&self.caller.network?, now),
             // A container's changes as well: its programs are nobody whom people let in.
             (Who::Inside(_), _) => {
-                let container = self.caller.insider.as_ref().map(|place| container_name(place))?;
+                let container = self.caller.inhabitant.as_ref().map(|place| container_name(place))?;
                 failures.refused.lock().spend(&container, now)
             }
             (_, Some(StatusCode::FORBIDDEN)) => failures.refused.lock().spend(&self.caller.who.name, now),

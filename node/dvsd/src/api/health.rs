@@ -42,7 +42,7 @@ pub struct MetricsQuery {
 pub async fn version(State(api): State<Arc<Api>>, Extension(caller): Extension<Caller>) -> Json<Version> {
     let config = &api.context.config;
     // A program of a container hears with whom it talks, and nothing of the node.
-    let of_node = |text: String| if caller.insider.is_some() { String::new() } else { text };
+    let of_node = |text: String| if caller.inhabitant.is_some() { String::new() } else { text };
     Json(Version {
         version: versions::Release::NAME.to_owned(),
         node: config.node.clone(),
@@ -50,7 +50,7 @@ pub async fn version(State(api): State<Arc<Api>>, Extension(caller): Extension<C
         follows: versions::Release::own().follows,
         speaks: versions::PROTOCOLS.iter().map(|protocol| (protocol.name.to_owned(), protocol.speaks)).collect(),
         binary: of_node(anew::binary().display().to_string()),
-        pid: caller.insider.is_none().then(std::process::id),
+        pid: caller.inhabitant.is_none().then(std::process::id),
     })
 }
 

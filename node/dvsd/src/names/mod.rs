@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use cluster::Lookup;
-use dns::Known;
-use mgmt_api::PortSpec;
+use dns::Resolution;
+use mgmt_api::{DcPhase, NodeShare, PortSpec};
 
 use crate::context::Context;
 use crate::records::{self, DcView, Desired};
@@ -21,32 +21,32 @@ use crate::services;
 const ZONE: &str = "dvs";
 
 /// What is known of a name, the most specific label first.
-pub fn known(context: &Context, labels: &[&str]) -> Known {
+pub fn known(context: &Context, labels: &[&str]) -> Resolution {
     let (dc, part) = match labels {
-        [ZONE] => return Known::Name(Vec::new()),
+        [ZONE] => return Resolution::Name(Vec::new()),
         [dc, ZONE] => (*dc, None),
         [part, dc, ZONE] => (*dc, Some(*part)),
-        [.., ZONE] => return Known::Nothing,
-        _ => return Known::Foreign,
+        [.., ZONE] => return Resolution::Nothing,
+        _ => return Resolution::Foreign,
     };
     if !mgmt_api::valid_name(dc) {
-        return Known::Nothing;
+        return Resolution::Nothing;
     }
-    let Ok(view) = records::dc_view(&context.answers, dc) else { return Known::Unknown };
+    let Ok(view) = records::dc_view(&context.answers, dc) else { return Resolution::Unknown };
     let Some(view) = view.filter(|view| !matches!(view.record.desired, Desired::Deleted { .. })) else {
-        return Known::Nothing;
+        return Resolution::Nothing;
     };
     let is_its_node = |name: &str| view.record.spec.nodes.iter().any(|node| node == name);
     let nodes = match part {
         Some(part) if is_its_node(part) => vec![part.to_owned()],
-        Some(part) if !is_service(&context.answers, view.record.id, part) => return Known::Nothing,
+        Some(part) if !is_service(&context.answers, view.record.id, part) => return Resolution::Nothing,
         _ => view.record.spec.nodes.clone(),
     };
     let addresses: BTreeMap<String, IpAddr> = {
         let members = context.members.read();
         nodes.iter().filter_map(|node| Some((node.clone(), members.get(node)?.address.parse().ok()?))).collect()
     };
-    Known::Name(reached(&view, &nodes, &context.config.node, &addresses))
+    Resolution::Name(reached(&view, &nodes, &context.config.node, &addresses))
 }
 
 fn is_service(lookup: &dyn Lookup, dc: u32, name: &str) -> bool {
@@ -88,8 +88,9 @@ fn reached(view: &DcView, nodes: &[String], own: &str, addresses: &BTreeMap<Stri
 
 /// What a node of it said that it listens at.
 fn published(view: &DcView, node: &str) -> Vec<PortSpec> {
-    let share = view.shares.get(node).filter(|share| share.generation == view.record.generation);
-    let ports = share.into_iter().flat_map(|share| &share.share.ports);
+    let is_there = |share: &&NodeShare| matches!(share.phase, DcPhase::Running | DcPhase::Degraded);
+    let share = view.shares.get(node).map(|record| &record.share).filter(is_there);
+    let ports = share.into_iter().flat_map(|share| &share.ports);
     ports.filter(|port| port.problem.is_none()).filter_map(|port| port.port.parse().ok()).collect()
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use dns::{MESSAGE_BYTES_MAX, NoQuestion, Question};
+use dns::{MESSAGE_BYTES_MAX, NameQuestion, NoQuestion};
 use parking_lot::Mutex;
 use serde::Deserialize;
 
@@ -99,8 +99,8 @@ fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionRefused | ConnectionReset | Interrupted | TimedOut | WouldBlock)
 }
 
-fn answer(asked: &[u8], known: impl FnOnce(&[&str]) -> dns::Known) -> Option<Vec<u8>> {
-    match Question::read(asked) {
+fn answer(asked: &[u8], known: impl FnOnce(&[&str]) -> dns::Resolution) -> Option<Vec<u8>> {
+    match NameQuestion::read(asked) {
         Ok(question) => Some(question.answer(&known(&question.labels().collect::<Vec<_>>()))),
         Err(NoQuestion::Refusal(answer)) => Some(answer),
         Err(NoQuestion::Silence) => None,

@@ -9,7 +9,7 @@ use super::Operation;
 
 /// A program of a container, at the hatch of its container.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Insider {
+pub enum Inhabitant {
     /// Root of the container.
     Root,
     /// Any other user of it.
@@ -18,51 +18,51 @@ pub enum Insider {
 
 /// To which programs of a container a route answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Insiders {
+pub enum Inhabitants {
     None,
     Root,
     All,
 }
 
-impl Insiders {
-    pub fn admit(self, who: Insider) -> bool {
+impl Inhabitants {
+    pub fn admit(self, who: Inhabitant) -> bool {
         match (self, who) {
-            (Insiders::All, _) | (Insiders::Root, Insider::Root) => true,
-            (Insiders::Root, Insider::User) | (Insiders::None, _) => false,
+            (Inhabitants::All, _) | (Inhabitants::Root, Inhabitant::Root) => true,
+            (Inhabitants::Root, Inhabitant::User) | (Inhabitants::None, _) => false,
         }
     }
 
     /// As OpenAPI says it.
     pub fn name(self) -> &'static str {
         match self {
-            Insiders::None => "none",
-            Insiders::Root => "root",
-            Insiders::All => "all",
+            Inhabitants::None => "none",
+            Inhabitants::Root => "root",
+            Inhabitants::All => "all",
         }
     }
 }
 
 impl Operation {
     /// Without a rest: whoever adds a route says here who inside may.
-    pub fn insiders(self) -> Insiders {
+    pub fn inhabitants(self) -> Inhabitants {
         use Operation::*;
         match self {
             // Looking: /proc and the files in /run/dvs tell everybody inside nearly as much.
             Version | Dcs | Dc | DcChannels | DcUsage | Processes | Process | Services | Service | Ports | Events => {
-                Insiders::All
+                Inhabitants::All
             }
             // Root inside may start, signal and trace what it likes, and read and write the tree.
-            Run | Exec | Signal | Attach | Logs | Import | Export => Insiders::Root,
+            Run | Exec | Signal | Attach | Logs | Import | Export => Inhabitants::Root,
             // What people asked for.
             DcCreate | DcChange | DcDelete | DcStart | DcStop | DcPause | DcUnpause | DcRename | DcNodeAdd
             | DcNodeRemove | ServiceAdd | ServiceRemove | ServiceStart | ServiceStop | ServiceRestart | ServiceMove
             | ServerMove | DiskCreate | DiskChange | DiskDelete | DiskVerify | ReplicaAdd | ReplicaRemove
-            | ReplicaPromote | PortAdd | PortRemove | Plan => Insiders::None,
+            | ReplicaPromote | PortAdd | PortRemove | Plan => Inhabitants::None,
             // The cluster and its nodes.
             Live | Ready | Livez | Readyz | Facts | Examination | Settings | Metrics | Nodes | Node | NodeChange
             | NodeRemove | Level | Upgrade | UpgradeDaemon | UpgradeServers | Authority | AuthorityRotate | Backup
             | Tokens | TokenCreate | TokenRemove | Join | Accesses | AccessCreate | AccessRemove | Myself | Audit => {
-                Insiders::None
+                Inhabitants::None
             }
         }
     }
@@ -77,23 +77,23 @@ mod tests {
     fn users_inside_change_nothing_and_nobody_inside_what_people_asked_for() {
         for route in ROUTES {
             let admits = |who| route.admits(Who::Inside(who));
-            assert!(!admits(Insider::User) || route.effect == Impact::Reads, "{route:?}");
-            assert!(admits(Insider::Root) || !admits(Insider::User), "{route:?}");
-            // Of a container by its name, or made to be of that one (see the daemon's `api/insiders.rs`).
+            assert!(!admits(Inhabitant::User) || route.effect == Impact::Reads, "{route:?}");
+            assert!(admits(Inhabitant::Root) || !admits(Inhabitant::User), "{route:?}");
+            // Of a container by its name, or made to be of that one (see the daemon's `api/inhabitants.rs`).
             let is_of_one = route.path.starts_with("/v1/dcs/{dc}");
             let is_narrowed = matches!(route.operation, Operation::Version | Operation::Dcs | Operation::Events);
-            assert!(!admits(Insider::Root) || is_of_one || is_narrowed, "{route:?}");
+            assert!(!admits(Inhabitant::Root) || is_of_one || is_narrowed, "{route:?}");
         }
     }
 
     #[test]
     fn insiders_may_what_is_written_down_here_and_nothing_else() {
-        let of = |insiders| {
-            let names = ROUTES.iter().filter(|route| route.operation.insiders() == insiders);
+        let of = |inhabitants| {
+            let names = ROUTES.iter().filter(|route| route.operation.inhabitants() == inhabitants);
             names.map(|route| route.operation.name()).collect::<Vec<_>>()
         };
         assert_eq!(
-            of(Insiders::All),
+            of(Inhabitants::All),
             [
                 "version",
                 "events",
@@ -108,6 +108,6 @@ mod tests {
                 "process"
             ]
         );
-        assert_eq!(of(Insiders::Root), ["run", "signal", "attach", "logs", "exec", "import", "export"]);
+        assert_eq!(of(Inhabitants::Root), ["run", "signal", "attach", "logs", "exec", "import", "export"]);
     }
 }

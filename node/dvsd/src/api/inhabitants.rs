@@ -1,6 +1,6 @@
 //! What becomes of a request that came by a hatch: of a program of a container, for what is that container's.
 //!
-//! Which routes it may ask for says the table ([`mgmt_api::routes::Insiders`]). Here it is made sure that it is its own
+//! Which routes it may ask for says the table ([`mgmt_api::routes::Inhabitants`]). Here it is made sure that it is its own
 //! container that is asked for: another one does not exist for it, whether there is one or not. Of the node it hears
 //! nothing but its name.
 
@@ -11,7 +11,7 @@ use axum::body::Body;
 use axum::extract::{FromRequestParts, RawPathParams, Request};
 use axum::response::{IntoResponse, Response};
 use http_body_util::Limited;
-use mgmt_api::routes::{Insider, Operation, Route};
+use mgmt_api::routes::{Inhabitant, Operation, Route};
 use mgmt_api::{Dc, ErrorBody, ErrorKind};
 use serde_json::Value;
 
@@ -59,7 +59,7 @@ fn cost_beyond_one(operation: Operation) -> u32 {
 
 /// The name that the caller's container has, where the caller is a program of one.
 pub fn container_of(caller: &Caller) -> Option<&str> {
-    caller.insider.as_ref().map(|place| &*place.name)
+    caller.inhabitant.as_ref().map(|place| &*place.name)
 }
 
 /// What is a container's own: not by which numbers its node knows the servers.
@@ -70,9 +70,9 @@ pub fn without_the_node(mut dc: Dc) -> Dc {
     dc
 }
 
-/// Why an insider may not.
+/// Why an inhabitant may not.
 pub fn refusal(place: &Place, route: &Route) -> ErrorBody {
-    let for_root = route.admits(mgmt_api::routes::Who::Inside(Insider::Root));
+    let for_root = route.admits(mgmt_api::routes::Who::Inside(Inhabitant::Root));
     if for_root {
         ErrorBody::new(ErrorKind::Forbidden, "only root of the container may do this")
             .because(format!("user {} of it asks", place.uid_inside()))
@@ -90,7 +90,7 @@ pub async fn fit(place: &Place, route: &Route, answer: Response) -> Response {
         matches!(route.operation, Operation::Dcs | Operation::Dc | Operation::Services | Operation::Service);
     if answer.status().is_server_error() {
         without_causes(answer).await
-    } else if answer.status().is_success() && tells_environments && place.who == Insider::User {
+    } else if answer.status().is_success() && tells_environments && place.who == Inhabitant::User {
         without_environments(answer).await
     } else {
         answer
