@@ -61,7 +61,7 @@ pub struct Settings {
     pub etcd: Option<EtcdSettings>,
     /// `ca.crt`, `node.crt`, `node.key`. `STATE_DIR/tls`.
     pub tls_dir: Option<PathBuf>,
-    /// Names of containers for programs of this node; in the file only.
+    /// Names of containers for programs of this node.
     pub names: Option<names::Settings>,
     /// A `tracing` filter: `info`, `dvsd=debug`.
     pub log: Option<String>,
@@ -247,7 +247,7 @@ impl Settings {
             engine_volatile: path("DVS_ENGINE_VOLATILE"),
             etcd: None,
             tls_dir: path("DVS_TLS_DIR"),
-            names: None,
+            names: parsed(&get, "DVS_NAMES_LISTEN", "address and port")?.map(|listen| names::Settings { listen }),
             log: get("DVS_LOG"),
             log_format: parsed(&get, "DVS_LOG_FORMAT", "form of a log (text, json)")?,
         })
