@@ -14,6 +14,7 @@
 //! | [`image`], [`log`] | what lies on a volume of files or in its log, and calls of clients behind it |
 //! | [`copies`] | what copies of a replicated disk answer their primary, and what lies beside them |
 //! | [`nbd`] | what a client of disks over NBD says, from its first byte on |
+//! | [`dns`] | a question for a name |
 //! | [`keeper`] | one packet between a daemon and a keeper |
 //! | [`bodies`], [`streams`] | a body of the REST API, the frames of a program's stream |
 //!
@@ -27,6 +28,7 @@ mod bytes;
 mod channel;
 mod copies;
 pub mod corpus;
+mod dns;
 mod engine;
 mod fuse;
 mod link;
@@ -39,6 +41,7 @@ mod volume;
 
 pub use channel::{completions, messages, requests};
 pub use copies::copies;
+pub use dns::dns;
 pub use engine::engine;
 pub use fuse::fuse;
 pub use link::link;
@@ -69,6 +72,7 @@ pub const TARGETS: &[Target] = &[
     ("log", log, volume::logs),
     ("copies", copies, copies::corpus),
     ("nbd", nbd, nbd::corpus),
+    ("dns", dns, dns::corpus),
     ("keeper", keeper, management::keeper_corpus),
     ("bodies", bodies, management::body_corpus),
     ("streams", streams, management::stream_corpus),

@@ -13,6 +13,8 @@ pub struct Way {
     pub path: String,
     /// `viewer`, `node` …
     pub least: String,
+    /// Which programs of a container may: `all`, `root`, `none`.
+    pub inside: String,
     pub is_audited: bool,
 }
 
@@ -33,6 +35,7 @@ impl Description {
                     method: method.to_uppercase(),
                     path: path.clone(),
                     least: text("x-dvs-least"),
+                    inside: text("x-dvs-inside"),
                     is_audited: operation["x-dvs-audited"].as_bool().expect("yes or no"),
                 });
             }

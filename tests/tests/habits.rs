@@ -250,10 +250,22 @@ fn events_tell_what_becomes_other_and_info_counts_it() {
     hear("shop changed", &|| ());
     cluster.ok(&["service", "rm", "shop", "web"]);
     hear("shop/web removed", &|| ());
-    cluster.ok(&["dc", "delete", "--force", "shop"]);
-    let heard = hear("shop deleted", &|| ());
-    let order =
-        ["shop created", "shop running", "shop/web/0 running", "shop changed", "shop/web removed", "shop deleted"];
+    cluster.ok(&["stop", "shop"]);
+    cluster.ok(&["rename", "shop", "store"]);
+    hear("store renamed", &|| ());
+    cluster.ok(&["dc", "delete", "--force", "store"]);
+    let heard = hear("store deleted", &|| ());
+    assert!(!heard.iter().any(|event| event == "shop deleted" || event == "store created"), "{heard:?}");
+    let order = [
+        "shop created",
+        "shop running",
+        "shop/web/0 running",
+        "shop changed",
+        "shop/web removed",
+        "shop stopped",
+        "store renamed",
+        "store deleted",
+    ];
     let places: Vec<usize> =
         order.iter().map(|event| heard.iter().position(|one| one == event).expect("it was told")).collect();
     assert!(places.is_sorted(), "{heard:?}");

@@ -204,3 +204,73 @@ print(s.recv(100).decode())";
     let (fine, said) = outside(&cluster, "n1", HEAR, &[two.as_str()]);
     assert!(fine && said.trim() == one, "{said}");
 }
+
+/// Asks for addresses: prints them, or the code of the answer.
+const RESOLVE: &str = "
+import socket, struct, sys
+name, kind = sys.argv[1], {'A': 1, 'AAAA': 28}[sys.argv[2]]
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(5)
+labels = b''.join(bytes([len(label)]) + label.encode() for label in name.split('.'))
+s.sendto(struct.pack('>6H', 7, 256, 1, 0, 0, 0) + labels + b'\\0' + struct.pack('>2H', kind, 1), ('127.0.0.54', 53))
+answer = s.recv(1000)
+number, flags, _, count = struct.unpack('>4H', answer[:8])
+assert number == 7 and flags >> 15
+size = 4 if kind == 1 else 16
+family = socket.AF_INET if kind == 1 else socket.AF_INET6
+at = 12 + len(labels) + 1 + 4
+found = [socket.inet_ntop(family, answer[at + index * (12 + size) + 12:][:size]) for index in range(count)]
+print(' '.join(found) or 'code %d' % (flags & 15))
+";
+
+#[test]
+fn names_lead_programs_of_a_node_to_published_ports() {
+    let cluster = Cluster::up(2);
+    for node in ["n1", "n2"] {
+        let mut restart = cluster.command(&["dev", "restart", node]);
+        assert!(restart.env("DVS_NAMES_LISTEN", "127.0.0.54:53").status().expect("dvs starts").success());
+    }
+    cluster.container("shop", 2, &[]);
+    cluster.ok(&["service", "add", "shop", "web", "--node", "n2", "--", "python3", "-c", SERVER, "80"]);
+    let told = |node: &str, name: &str| outside(&cluster, node, RESOLVE, &[name, "A"]).1.trim().to_owned();
+    let becomes = |node: &str, name: &str, wanted: &str| {
+        eventually(&format!("{name} is {wanted} on {node}"), SOON, || (told(node, name) == wanted).then_some(()));
+    };
+    // There are such names, and nothing is to be reached.
+    for name in ["shop.dvs", "web.shop.dvs", "n2.shop.dvs"] {
+        becomes("n1", name, "code 0");
+    }
+    for (name, code) in [("nobody.shop.dvs", 3), ("web.other.dvs", 3), ("a.web.shop.dvs", 3), ("n1.example", 5)] {
+        assert_eq!(told("n1", name), format!("code {code}"), "{name}");
+    }
+    let (first, second) = (address(&cluster, "n1"), address(&cluster, "n2"));
+    cluster.ok(&["port", "add", "shop", "8080:80"]);
+    for node in ["n1", "n2"] {
+        becomes(node, "Web.Shop.DVS", "127.0.0.1");
+        becomes(node, "shop.dvs", "127.0.0.1");
+        assert_eq!(outside(&cluster, node, RESOLVE, &["web.shop.dvs", "AAAA"]).1.trim(), "::1");
+    }
+    becomes("n1", "n2.shop.dvs", &second);
+    becomes("n2", "n1.shop.dvs", &first);
+    // It is there what the name promises, also from a node at which nobody serves.
+    eventually("the service answers", SOON, || {
+        fetched(&cluster, "n1", &format!("http://{}:8080/", told("n1", "web.shop.dvs"))).filter(|by| by == "n2")
+    });
+    cluster.ok(&["port", "rm", "shop", "8080"]);
+    cluster.ok(&["port", "add", "shop", "8081:80", "--nodes", "n2"]);
+    becomes("n1", "web.shop.dvs", &second);
+    becomes("n2", "web.shop.dvs", "127.0.0.1");
+    // Packets that are none, and the engine's silence, keep nobody from being answered.
+    let garbage = "
+import os, random, socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for size in range(2000):
+    s.sendto(os.urandom(random.randrange(600)), ('127.0.0.54', 53))
+";
+    assert!(outside(&cluster, "n1", garbage, &[]).0);
+    becomes("n1", "web.shop.dvs", &second);
+    // Not from elsewhere, nor from inside.
+    assert!(!cluster.sh("shop", "n1", "grep -c 127.0.0.54 /etc/resolv.conf; true").contains('1'));
+    cluster.ok(&["rm", "--force", "shop"]);
+    becomes("n1", "web.shop.dvs", "code 3");
+}

@@ -26,9 +26,9 @@ pub struct EventInfo {
     pub subject: EventSubject,
     pub name: String,
     /// Its state from now on; `created`, `changed`, `deleted`, `joined`, `removed`, `cordoned`, `uncordoned`,
-    /// `moved`, `paused`, `unpaused`.
+    /// `moved`, `paused`, `unpaused`, `renamed`.
     pub what: String,
-    /// The state that it had.
+    /// The state that it had; of `renamed`, its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub was: Option<String>,
     /// Where it stands.

@@ -2,6 +2,9 @@
 //! dispatch and its check of roles, the audit log and the description in OpenAPI (`docs/openapi.json`) are all made of
 //! this table, so none of them can know a route that the others do not.
 
+mod inhabitants;
+pub use inhabitants::{Inhabitant, Inhabitants};
+
 use crate::AccessRole;
 use crate::path;
 
@@ -43,11 +46,15 @@ pub enum Who {
     /// Over the node's own Unix socket.
     Local,
     Node,
+    /// A program of a container, which asks for what is its container's.
+    Inside(Inhabitant),
 }
 
 impl Least {
     pub fn admits(self, who: Who) -> bool {
         match (self, who) {
+            // They have a table of their own.
+            (_, Who::Inside(_)) => false,
             (Least::Anyone, _) | (_, Who::Local | Who::Node) => true,
             (Least::Person(least), Who::Person(role)) => role >= least,
             (Least::Person(_) | Least::Node, Who::Stranger) | (Least::Node, Who::Person(_)) => false,
@@ -371,6 +378,13 @@ impl Route {
         ROUTES.iter().find(|route| route.operation == operation)
     }
 
+    pub fn admits(&self, who: Who) -> bool {
+        match who {
+            Who::Inside(inhabitant) => self.operation.inhabitants().admit(inhabitant),
+            who => self.least.admits(who),
+        }
+    }
+
     /// Names in its path: `dc`, `pid`.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         self.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
@@ -421,7 +435,7 @@ mod tests {
     #[test]
     fn each_route_admits_exactly_whom_it_should() {
         for route in ROUTES {
-            let admitted = EVERYBODY.map(|who| route.least.admits(who));
+            let admitted = EVERYBODY.map(|who| route.admits(who));
             assert_eq!(admitted, expected(route.operation), "{:?} of {EVERYBODY:?}", route.operation);
         }
     }

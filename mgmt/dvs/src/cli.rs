@@ -41,6 +41,7 @@ Exit status:
   125  run, exec, attach: the program was not reached, or lost; else they have the program's, see dvs run --help
   141  whoever read the output is gone
 
+Programs of a container use dvs for their own container, whose name may be left out: dvs ps, dvs run -n n2 -- PROGRAM.
 Every command has --help with examples of its own. Commands of the machinery: dvs internal --help"
 )]
 pub struct Cli {

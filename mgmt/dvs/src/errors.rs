@@ -12,6 +12,7 @@ use std::io::{self, Write};
 use mgmt_api::{ErrorBody, ErrorKind, utc};
 use pki::Distrust;
 
+use crate::inside;
 use crate::output::printable;
 use crate::pump::PumpError;
 
@@ -136,6 +137,12 @@ impl From<client::Error> for Failure {
         let failure = Failure { status: GENERAL, what, because: texts.collect(), hint: None };
         match error {
             client::Error::Refused(body) => body.into(),
+            client::Error::NoDaemon { source, .. } if inside::is_here() => match source.kind() {
+                io::ErrorKind::NotFound => failure
+                    .because_text("the node's daemon is of a release that hears no programs of containers")
+                    .hint("on a node; from inside: on NODE -- PROGRAM, kill, dvs ds, dvs fs"),
+                _ => failure.hint("again in a moment: the node's daemon is away, and the container goes on without it"),
+            },
             client::Error::NoDaemon { .. } => failure.hint(
                 "dvs --at NODE … (another node's daemon), dvs dev restart NODE, or without a cluster: dvs dev up",
             ),

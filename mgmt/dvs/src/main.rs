@@ -7,6 +7,7 @@
 //! | a program's streams on ours | `pump.rs`, `terminal.rs`, `commands/session.rs` |
 //! | a whole cluster on one machine | `dev/` |
 //! | `on`, in containers: this binary under that name | `on.rs` |
+//! | this command in containers | `inside.rs` |
 //!
 //! Deliberately absent: anything a daemon should decide. The command asks, shows and copies bytes.
 
@@ -17,6 +18,7 @@ mod commands;
 mod described;
 mod dev;
 mod errors;
+mod inside;
 mod installed;
 #[cfg(feature = "machinery")]
 mod on;
@@ -32,8 +34,8 @@ mod help_tests;
 use std::io;
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 
 use crate::cli::Cli;
 use crate::errors::{BROKEN_PIPE, Failure};
@@ -46,8 +48,7 @@ fn main() -> ExitCode {
     if commands::completion::answered() {
         return ExitCode::SUCCESS;
     }
-    let command = || Cli::try_parse_from(usage::with_help_last(std::env::args_os()));
-    let outcome = check_switched_off().and_then(|()| match command() {
+    let outcome = check_switched_off().and_then(|()| match command_line() {
         Ok(cli) => commands::execute(&cli.global, cli.command),
         Err(error) => no_command(&error),
     });
@@ -59,6 +60,16 @@ fn main() -> ExitCode {
             let _ = failure.print(&mut io::stderr().lock());
             ExitCode::from(failure.status)
         }
+    }
+}
+
+/// What was typed. In a container its name may be left out; what makes sense only as it was typed means that.
+fn command_line() -> Result<Cli, clap::Error> {
+    let typed = usage::with_help_last(std::env::args_os());
+    let own = inside::own_container();
+    match own.and_then(|own| inside::with_container(&typed, &own, Cli::command())) {
+        None => Cli::try_parse_from(typed),
+        Some(whole) => Cli::try_parse_from(whole).or_else(|error| Cli::try_parse_from(typed).map_err(|_| error)),
     }
 }
 

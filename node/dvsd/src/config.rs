@@ -1,7 +1,7 @@
 //! What a daemon is told: a file, `DVS_*` variables and flags, later ones winning; what nobody said has a default.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use abi::PairId;
@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::engine::{EtcdChoice, EtcdSettings, EtcdSettingsError};
+use crate::names;
 use crate::transports::{self, LinkSettings, Transport};
 
 /// One layer of settings: the file, the environment or the flags. All optional.
@@ -60,6 +61,8 @@ pub struct Settings {
     pub etcd: Option<EtcdSettings>,
     /// `ca.crt`, `node.crt`, `node.key`. `STATE_DIR/tls`.
     pub tls_dir: Option<PathBuf>,
+    /// Names of containers for programs of this node.
+    pub names: Option<names::Settings>,
     /// A `tracing` filter: `info`, `dvsd=debug`.
     pub log: Option<String>,
     /// How the daemon writes its log. `text`.
@@ -114,6 +117,7 @@ pub struct Config {
     pub engine_volatile: PathBuf,
     pub etcd: Option<EtcdChoice>,
     pub tls_dir: PathBuf,
+    pub names: Option<names::Settings>,
     pub log: String,
     pub log_format: LogFormat,
 }
@@ -181,6 +185,10 @@ pub enum ConfigError {
     NoPorts { pairs: u8, proxy_port: u16 },
     #[error("the proxy's program is named by its absolute path (setting 'proxy_program'), not by {:?}", .0.display())]
     RelativeProgram(PathBuf),
+    #[error(
+        "names are for programs of this machine: {0} is no address of its loopback interface (setting 'listen' of 'names'), as 127.0.0.54:53 is"
+    )]
+    NamesBeyond(SocketAddr),
     #[error("the path {} is longer than a socket's address may be ({SOCKET_PATH_BYTES} bytes)", .0.display())]
     LongPath(PathBuf),
 }
@@ -239,6 +247,7 @@ impl Settings {
             engine_volatile: path("DVS_ENGINE_VOLATILE"),
             etcd: None,
             tls_dir: path("DVS_TLS_DIR"),
+            names: parsed(&get, "DVS_NAMES_LISTEN", "address and port")?.map(|listen| names::Settings { listen }),
             log: get("DVS_LOG"),
             log_format: parsed(&get, "DVS_LOG_FORMAT", "form of a log (text, json)")?,
         })
@@ -269,6 +278,7 @@ impl Settings {
             engine_volatile: over.engine_volatile.or(self.engine_volatile),
             etcd: over.etcd.or(self.etcd),
             tls_dir: over.tls_dir.or(self.tls_dir),
+            names: over.names.or(self.names),
             log: over.log.or(self.log),
             log_format: over.log_format.or(self.log_format),
         }
@@ -310,6 +320,7 @@ impl Settings {
             engine: self.engine.unwrap_or_else(|| state_dir.join("engine.db")),
             engine_volatile: self.engine_volatile.unwrap_or_else(|| run_dir.join("engine")),
             tls_dir,
+            names: self.names,
             log: self.log.unwrap_or_else(|| "info".to_owned()),
             log_format: self.log_format.unwrap_or_default(),
             state_dir,
@@ -320,6 +331,9 @@ impl Settings {
             return Err(ConfigError::NoTransport);
         }
         config.check_pairs()?;
+        if let Some(names) = config.names.filter(|names| !names.listen.ip().is_loopback()) {
+            return Err(ConfigError::NamesBeyond(names.listen));
+        }
         if let Some(program) = config.proxy_program.as_ref().filter(|program| !program.is_absolute()) {
             return Err(ConfigError::RelativeProgram(program.clone()));
         }
@@ -407,6 +421,19 @@ fn host_name() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_for_this_machine_alone() {
+        let from = |listen: &str| {
+            let text = format!("advertise = \"10.0.0.1\"\n[names]\nlisten = \"{listen}\"");
+            Settings::from_text(Path::new("x"), &text).unwrap().settle()
+        };
+        assert_eq!(from("127.0.0.54:53").unwrap().names.unwrap().listen.port(), 53);
+        assert!(from("[::1]:53").is_ok());
+        for open in ["0.0.0.0:53", "192.0.2.1:53", "[::]:53"] {
+            assert!(matches!(from(open), Err(ConfigError::NamesBeyond(_))), "{open}");
+        }
+    }
 
     #[test]
     fn transports_are_listed_in_order_of_preference() {

@@ -16,11 +16,13 @@ use crate::desks::Desks;
 use crate::directory::EndpointDirectory;
 use crate::duties::Duties;
 use crate::engine::EtcdChoice;
+use crate::hatches::Hatches;
 use crate::identity::Identity;
 use crate::joining::certificates::Certificates;
 use crate::judging::Court;
 use crate::member::Complaint;
 use crate::metrics::Tally;
+use crate::names::NamesProblem;
 use crate::observed::Observed;
 use crate::people::audit::Audit;
 use crate::people::known::People;
@@ -44,6 +46,9 @@ pub struct Context {
     pub directory: EndpointDirectory,
     pub proxy: ProxyControl,
     pub desks: Desks,
+    pub hatches: Hatches,
+    /// Why nobody can ask for names, where somebody should.
+    pub names_problem: NamesProblem,
     /// Absent before the daemon has come alive and once it stops.
     pub presence: Mutex<Option<Presence>>,
     /// Likewise.

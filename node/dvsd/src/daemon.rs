@@ -45,6 +45,7 @@ use crate::ledger;
 use crate::level;
 use crate::member::{self, Complaint, MemberError};
 use crate::metrics::{Measured, Tally};
+use crate::names::NameServer;
 use crate::news::News;
 use crate::people::audit::Audit;
 use crate::presence::{self, Ports, Presence, PresenceError};
@@ -192,6 +193,8 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
         broker,
         directory,
         desks: Default::default(),
+        hatches: Default::default(),
+        names_problem: Default::default(),
         presence: Mutex::new(None),
         certificates: Mutex::new(None),
         quorum: Mutex::new(None),
@@ -257,6 +260,7 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     *context.court.lock() = Some(Court::start(&context, etcd_engine, judged).map_err(DaemonError::Thread)?);
 
     let services = Services::start(&context).map_err(DaemonError::Thread)?;
+    let names = NameServer::start(&context).map_err(DaemonError::Thread)?;
 
     tracing::info!(
         node = context.config.node,
@@ -274,9 +278,11 @@ pub fn run(config: Config) -> Result<(), DaemonError> {
     manager.say_stopping();
     manager.say_status("stopping; containers go on");
     tracing::info!("stopping; containers go on");
+    drop(names);
     drop(services);
     drop(follower);
     reconciler.stop();
+    context.hatches.stop();
     context.desks.stop();
     context.proxy.stop();
     drop(watching);
@@ -381,6 +387,7 @@ fn serve_api(
         let mut ending = context.ending.subscribe();
         let mut terminate = signal(SignalKind::terminate()).map_err(DaemonError::Thread)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(DaemonError::Thread)?;
+        context.hatches.serve(&router);
         tokio::spawn(serve::serve_unix(socket, router.clone()));
         tokio::spawn(serve::serve_tls(listener, acceptor, Knowledge { credentials, cluster }, router));
         tokio::spawn(report(Arc::clone(&context), capacity));

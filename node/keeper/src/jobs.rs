@@ -84,7 +84,7 @@ pub fn prepare_on(ipc_dir: &Path) -> io::Result<PathBuf> {
         DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
     }
     OpenOptions::new().write(true).create(true).truncate(false).mode(0o755).open(&place)?;
-    // `dvs run` from inside is `on`, for who knows that name.
+    // The same binary by its own name, which asks the daemon.
     match std::os::unix::fs::symlink("on", place.with_file_name("dvs")) {
         Err(cause) if cause.kind() != io::ErrorKind::AlreadyExists => return Err(cause),
         _ => {}

@@ -121,6 +121,7 @@ fn operation(route: &Route) -> Value {
         "operationId": route.operation.name(),
         "summary": route.what,
         "x-dvs-least": least,
+        "x-dvs-inside": route.operation.inhabitants().name(),
         "x-dvs-audited": route.effect == Impact::Changes,
         "responses": answers(route),
     });
@@ -155,8 +156,8 @@ fn document() -> Value {
             "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
             "description": "The management API of a node daemon: containers that span machines. Over the Unix socket \
                 of a node it is open to root; over TLS, port 7420, to people who have an access (dvs access) and to \
-                nodes. x-dvs-least is the least role that may ask; what x-dvs-audited marks, and every refusal, is in \
-                the audit log.",
+                nodes. x-dvs-least is the least role that may ask; x-dvs-inside says which programs of a container may ask at \
+                its hatch, for that container alone; what x-dvs-audited marks, and every refusal, is in the audit log.",
         },
         "servers": [{ "url": "https://{node}:7420", "variables": { "node": { "default": "192.0.2.11" } } }],
         "security": [{ "token": [] }, { "certificate": [] }],

@@ -35,6 +35,8 @@ dvsd.toml:
   [links.n2]                       where the link with one node differs
   transports = [\"tcp\"]
   tls = false
+  [names]                          names of containers for programs of this node, by DNS
+  listen = \"127.0.0.54:53\"
   [etcd]                           the cluster engine is etcd, not a file of this machine
   members = [\"192.0.2.11:2379\", \"192.0.2.12:2379\", \"192.0.2.13:2379\"]
   tls_dir = \"/etc/dvs/etcd\"       ca.crt, node.crt, node.key, where they are not the cluster's

@@ -21,13 +21,12 @@ use super::session::{Input, Manner, converse, new_session};
 use super::{Outcome, block_on, daemon, names};
 use crate::cli::Global;
 use crate::errors::{self, Failure};
+use crate::inside::{DC_VARIABLE, own_container};
 use crate::output::Format;
 use request::{Bytes, Request};
 
 /// What a program of a container is before it becomes itself: the keeper, which is this binary.
 const OURSELVES: &str = "/proc/self/exe";
-/// Set for every program of a container.
-const DC_VARIABLE: &str = "DVS_DC";
 /// Where programs of a container reach the broker.
 pub const BROKER: &str = "/run/dvs/broker";
 /// A condition that only a key which does not exist meets.
@@ -266,7 +265,8 @@ fn written_down(request: &Request) -> Result<Vec<u8>, Failure> {
 
 /// Whether this is a program of the container.
 pub fn is_inside(dc: &str) -> bool {
-    std::env::var(DC_VARIABLE).is_ok_and(|name| name == dc) && Path::new(BROKER).exists()
+    let own = std::env::var(DC_VARIABLE).ok().or_else(own_container);
+    own.is_some_and(|own| own == dc) && Path::new(BROKER).exists()
 }
 
 /// The process of the container that speaks to the store.

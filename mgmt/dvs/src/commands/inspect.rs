@@ -20,7 +20,7 @@ Examples:
   dvs inspect shop -o json       likewise for programs")]
 pub struct Options {
     /// Container or node; of both, the container.
-    #[arg(add = names::containers())]
+    #[arg(id = "dc", value_name = "NAME", add = names::containers())]
     name: String,
     /// Process or service of the container.
     #[arg(value_name = "PID|SERVICE")]
@@ -41,15 +41,13 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
 
 fn whole(global: &Global, name: String) -> Outcome {
     let daemon = daemon(global)?;
-    let (is_dc, is_node) =
-        block_on(async { Ok::<_, Failure>((exists(daemon.dc(&name).await)?, exists(daemon.node(&name).await)?)) })??;
-    match (is_dc, is_node) {
-        (true, _) => dc::execute(global, dc::Command::Inspect { dc: name }),
-        (false, true) => node::execute(global, &node::Command::Inspect { node: name }),
-        (false, false) => {
-            Err(Failure::new(format!("there is no container and no node '{name}'")).hint("dvs dc ls, dvs node ls"))
-        }
+    if block_on(async { exists(daemon.dc(&name).await) })?? {
+        return dc::execute(global, dc::Command::Inspect { dc: name });
     }
+    if block_on(async { exists(daemon.node(&name).await) })?? {
+        return node::execute(global, &node::Command::Inspect { node: name });
+    }
+    Err(Failure::new(format!("there is no container and no node '{name}'")).hint("dvs dc ls, dvs node ls"))
 }
 
 fn exists<T>(found: Result<T, client::Error>) -> Result<bool, Failure> {

@@ -10,10 +10,9 @@ use super::variables::Variables;
 use super::{Outcome, block_on, daemon, names, ps};
 use crate::cli::Global;
 use crate::errors::{self, Failure};
+use crate::inside::{self, ON};
 use crate::units::parse_path_in_tree;
 
-/// Of the program that starts jobs, in containers.
-const ON: &str = "/run/dvs/bin/on";
 const NODES: &str = "/run/dvs/nodes";
 
 /// Start a program in a container
@@ -132,11 +131,10 @@ impl Start {
     }
 }
 
-/// A program of the container, where no daemon is to be seen.
+/// A program of the container, for which no daemon starts programs: another user's than root's, or of a node whose
+/// daemon is away or of an earlier release.
 fn is_inside(dc: &str) -> bool {
-    let is_its = std::env::var("DVS_DC").is_ok_and(|own| own == dc);
-    let is_told = std::env::var_os("DVS_SOCKET").is_some() || std::path::Path::new("/run/dvs/dvsd.sock").exists();
-    is_its && !is_told && std::path::Path::new(ON).exists()
+    inside::own_container().is_some_and(|own| own == dc) && !inside::daemon_starts_programs()
 }
 
 /// There it is a job, with this process in its place.
@@ -145,9 +143,9 @@ fn run_from_inside(options: Options) -> Outcome {
     use std::os::unix::process::CommandExt;
     let Options { start, node, root, spread, argv, .. } = options;
     if start.detach || start.user.is_some() || root.is_some() || spread.is_some() {
-        return Err(Failure::new("from inside a container --detach, --user, --root and --spread are not possible")
-            .status(errors::RUN_FAILED)
-            .hint("on NODE -- setpriv … PROGRAM &"));
+        let what =
+            "from inside a container --detach, --user, --root and --spread need root of it and its node's daemon";
+        return Err(Failure::new(what).status(errors::RUN_FAILED).hint("on NODE -- setpriv … PROGRAM &"));
     }
     let mut on = std::process::Command::new(ON);
     // As from outside: the container's first node. Each is a line: position and name.

@@ -56,7 +56,10 @@ fn view(versions: &Versions, out: &mut impl Write) -> io::Result<()> {
     let mut table = Table::new(&["dvs", versions.client]);
     match &versions.daemon {
         Some(daemon) => {
-            let place = format!("{} (node {} of cluster {})", daemon.version, daemon.node, daemon.cluster);
+            // A container is not told of its cluster.
+            let cluster =
+                Some(&daemon.cluster).filter(|name| !name.is_empty()).map(|name| format!(" of cluster {name}"));
+            let place = format!("{} (node {}{})", daemon.version, daemon.node, cluster.unwrap_or_default());
             table.push(vec!["daemon".to_owned(), place]);
         }
         None => table.push(vec!["daemon".to_owned(), "none answers".to_owned()]),

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use abi::limits::DCS_PER_CLUSTER;
-use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
+use axum::{Extension, Json};
 use broker::BrokerError;
 use cluster::allocate::{self, AllocateError, Choice};
 use cluster::{Compare, Engine, EngineError, Listing, Op, Outcome, listed};
@@ -19,6 +19,8 @@ use mgmt_api::{
 use serde::Deserialize;
 
 use super::failure::{Failure, failure, no_such_dc};
+use super::gate::Caller;
+use super::inhabitants::{container_of, without_the_node};
 use super::tree::Sight;
 use super::{Api, blocking, changes, nodes, parse, phase, read_body};
 use crate::farewell::{self, Ending};
@@ -72,14 +74,31 @@ pub struct DeleteQuery {
     keep_data: bool,
 }
 
-pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Vec<Dc>>, Failure> {
-    let unreachable = nodes::unreachable(&api.context);
-    let full = api.full_nodes().await;
-    Ok(Json(api.dcs().await?.values().map(|view| describe(view, &unreachable, &full)).collect()))
+pub async fn list(State(api): State<Arc<Api>>, Extension(caller): Extension<Caller>) -> Result<Json<Vec<Dc>>, Failure> {
+    match container_of(&caller) {
+        Some(own) => Ok(Json(vec![without_the_node(one(&api, own).await?)])),
+        None => Ok(Json(all(&api).await?)),
+    }
 }
 
-pub async fn show(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result<Json<Dc>, Failure> {
+pub async fn all(api: &Arc<Api>) -> Result<Vec<Dc>, Failure> {
+    let unreachable = nodes::unreachable(&api.context);
     let full = api.full_nodes().await;
+    Ok(api.dcs().await?.values().map(|view| describe(view, &unreachable, &full)).collect())
+}
+
+/// One alone, without what its nodes say of their space.
+pub async fn one(api: &Arc<Api>, dc: &str) -> Result<Dc, Failure> {
+    Ok(api.describe(&api.dc(dc).await?))
+}
+
+pub async fn show(
+    State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
+    Path(dc): Path<String>,
+) -> Result<Json<Dc>, Failure> {
+    let is_inside = caller.inhabitant.is_some();
+    let full = if is_inside { BTreeMap::new() } else { api.full_nodes().await };
     let view = api.dc(&dc).await?;
     let mut found = describe(&view, &nodes::unreachable(&api.context), &full);
     let (also, record) = (Arc::clone(&api), view.record.clone());
@@ -96,7 +115,7 @@ pub async fn show(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result
             share.problems.extend(sight.tree_waits(&view, &share.node));
         }
     }
-    Ok(Json(found))
+    Ok(Json(if is_inside { without_the_node(found) } else { found }))
 }
 
 pub async fn create(

@@ -8,18 +8,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Extension;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use mgmt_api::{Dc, EventInfo, EventSubject, Node, ServiceInfo, word};
+use mgmt_api::{Dc, DcSpec, EventInfo, EventSubject, Node, ServiceInfo, word};
 use serde::Deserialize;
 use tokio::sync::mpsc;
 
-use super::failure::Failure;
+use super::failure::{Failure, no_such_dc};
 use super::following::Following;
+use super::gate::Caller;
+use super::inhabitants::container_of;
 use super::{Api, dcs, nodes, services};
-use crate::records;
+use crate::records::{self, DcView};
 
 /// Events on their way to one who listens, in answers to single changes.
 const FOLLOWED_MAX: usize = 16;
@@ -34,12 +37,22 @@ pub struct EventQuery {
     dc: Option<String>,
 }
 
-pub async fn follow(State(api): State<Arc<Api>>, Query(query): Query<EventQuery>) -> Result<Response, Failure> {
-    if let Some(dc) = &query.dc {
-        api.dc(dc).await?;
-    }
+pub async fn follow(
+    State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
+    Query(query): Query<EventQuery>,
+) -> Result<Response, Failure> {
+    let wanted = match (container_of(&caller), query.dc) {
+        (Some(own), Some(other)) if other != own => return Err(no_such_dc(&other)),
+        (Some(own), _) => Some(own.to_owned()),
+        (None, wanted) => wanted,
+    };
+    let mut only = match wanted {
+        Some(name) => Some(Only { id: api.dc(&name).await?.record.id, name }),
+        None => None,
+    };
     let mut changes = api.context.changes.subscribe();
-    let mut seen = Seen::of(&api, query.dc.as_deref()).await?;
+    let mut seen = Seen::of(&api, only.as_mut()).await?;
     let (sender, receiver) = mpsc::channel::<Bytes>(FOLLOWED_MAX);
     tokio::spawn(async move {
         loop {
@@ -49,7 +62,7 @@ pub async fn follow(State(api): State<Arc<Api>>, Query(query): Query<EventQuery>
                 () = tokio::time::sleep(LOOK_AGAIN) => (),
             }
             // The engine may be away; then what there was is all that is known.
-            let Ok(now) = Seen::of(&api, query.dc.as_deref()).await else { continue };
+            let Ok(now) = Seen::of(&api, only.as_mut()).await else { continue };
             let lines: Vec<u8> = seen.differences(&now, records::now_ms()).iter().flat_map(line).collect();
             seen = now;
             if !lines.is_empty() && sender.send(lines.into()).await.is_err() {
@@ -67,6 +80,23 @@ fn line(event: &EventInfo) -> Vec<u8> {
     line
 }
 
+/// A container that alone is told of: also when it gets another name, and the next one of its name when it is gone.
+struct Only {
+    id: u32,
+    name: String,
+}
+
+impl Only {
+    fn find(&mut self, all: BTreeMap<String, DcView>) -> Option<DcView> {
+        let is_it = |view: &&DcView| view.record.id == self.id;
+        let found = all.values().find(is_it).or_else(|| all.get(&self.name)).cloned();
+        if let Some(found) = &found {
+            (self.id, self.name) = (found.record.id, found.record.spec.name.clone());
+        }
+        found
+    }
+}
+
 /// All that events are told of.
 #[derive(Clone, Default, Debug)]
 struct Seen {
@@ -76,19 +106,20 @@ struct Seen {
 }
 
 impl Seen {
-    /// `dc`: nothing but this one.
-    async fn of(api: &Arc<Api>, dc: Option<&str>) -> Result<Seen, Failure> {
+    async fn of(api: &Arc<Api>, only: Option<&mut Only>) -> Result<Seen, Failure> {
         let mut seen = Seen::default();
-        for found in dcs::list(State(Arc::clone(api))).await?.0 {
+        let is_of_all = only.is_none();
+        let dcs = match only {
+            None => dcs::all(api).await?,
+            Some(only) => only.find(api.dcs().await?).iter().map(|view| api.describe(view)).collect(),
+        };
+        for found in dcs {
             let name = found.spec.name.clone();
-            if dc.is_some_and(|wanted| wanted != name) {
-                continue;
-            }
             // It may be deleted at this moment.
             let services = services::list(State(Arc::clone(api)), Path(name.clone())).await.map(|list| list.0);
             seen.dcs.insert(name, (found, services.unwrap_or_default()));
         }
-        if dc.is_none() {
+        if is_of_all {
             let nodes = nodes::list(State(Arc::clone(api))).await?.0;
             seen.nodes = nodes.into_iter().map(|node| (node.name.clone(), node)).collect();
         }
@@ -103,18 +134,26 @@ impl Seen {
         for name in self.nodes.keys().filter(|name| !now.nodes.contains_key(*name)) {
             told.one(EventSubject::Node, name.clone(), "removed");
         }
-        for (name, (dc, services)) in &now.dcs {
-            let before = self.dcs.get(name).filter(|(before, _)| before.id == dc.id);
-            if before.is_none() && self.dcs.contains_key(name) {
-                told.one(EventSubject::Container, name.clone(), "deleted");
+        // A name may be another one's by now, and a container may have another name.
+        for (name, _) in self.dcs.iter().filter(|(_, (dc, _))| now.by_id(dc.id).is_none()) {
+            told.one(EventSubject::Container, name.clone(), "deleted");
+        }
+        for (name, (dc, _)) in &now.dcs {
+            if let Some((before, _)) = self.by_id(dc.id).filter(|(before, _)| before.spec.name != *name) {
+                told.one(EventSubject::Container, name.clone(), "renamed");
+                told.with(|event| event.was = Some(before.spec.name.clone()));
             }
+        }
+        for (name, (dc, services)) in &now.dcs {
+            let before = self.by_id(dc.id);
             told.dc(before.map(|(dc, _)| dc), dc);
             told.services(name, before.map_or(&[], |(_, services)| services), services);
         }
-        for name in self.dcs.keys().filter(|name| !now.dcs.contains_key(*name)) {
-            told.one(EventSubject::Container, name.clone(), "deleted");
-        }
         told.events
+    }
+
+    fn by_id(&self, id: u32) -> Option<&(Dc, Vec<ServiceInfo>)> {
+        self.dcs.values().find(|(dc, _)| dc.id == id)
     }
 }
 
@@ -157,7 +196,10 @@ impl Told {
         let name = || now.spec.name.clone();
         match before {
             None => self.one(EventSubject::Container, name(), "created"),
-            Some(before) if before.spec != now.spec => self.one(EventSubject::Container, name(), "changed"),
+            // Of another name it is told already.
+            Some(before) if DcSpec { name: name(), ..before.spec.clone() } != now.spec => {
+                self.one(EventSubject::Container, name(), "changed");
+            }
             Some(_) => {}
         }
         if before.is_none_or(|before| before.phase != now.phase) {
@@ -273,6 +315,25 @@ mod tests {
         assert_eq!(told(&half, &Seen::default()), ["shop deleted"]);
         let other = seen(vec![(dc("shop", 2, "stopped", &[]), vec![])]);
         assert_eq!(told(&stopped, &other), ["shop deleted", "shop created", "shop stopped"]);
+    }
+
+    #[test]
+    fn another_name_is_one_event_also_when_the_old_name_is_another_ones_at_once() {
+        let one = |name, id| (dc(name, id, "stopped", &[]), vec![]);
+        let (before, after) = (seen(vec![one("shop", 1)]), seen(vec![one("store", 1)]));
+        assert_eq!(told(&before, &after), ["store renamed after shop"]);
+        let taken = seen(vec![one("shop", 2), one("store", 1)]);
+        assert_eq!(told(&before, &taken), ["store renamed after shop", "shop created", "shop stopped"]);
+        // Two that change their names, and one whose name goes to another one while it goes.
+        let swapped = (seen(vec![one("a", 1), one("b", 2)]), seen(vec![one("a", 2), one("b", 1)]));
+        assert_eq!(told(&swapped.0, &swapped.1), ["a renamed after b", "b renamed after a"]);
+        let inherited = (seen(vec![one("a", 1), one("b", 2)]), seen(vec![one("b", 1)]));
+        assert_eq!(told(&inherited.0, &inherited.1), ["b deleted", "b renamed after a"]);
+        let running = seen(vec![(dc("store", 1, "running", &[]), vec![service("running", "n1", 7, 1)])]);
+        assert_eq!(
+            told(&before, &running),
+            ["store renamed after shop", "store running after stopped", "store/web/0 running"]
+        );
     }
 
     #[test]

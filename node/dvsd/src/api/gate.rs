@@ -15,14 +15,15 @@ use axum::http::header::{AUTHORIZATION, CONNECTION, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use mgmt_api::routes::{Impact, Least, Route, Who};
+use mgmt_api::routes::{Impact, Inhabitant, Least, Route, Who};
 use mgmt_api::{AccessRole, AccessToken, AuditEntry, AuditWho, ErrorBody, ErrorKind, Means, utc};
 use parking_lot::Mutex;
 use rustls_pki_types::CertificateDer;
 use tokio::sync::watch;
 
 use super::failure::{Failure, failure};
-use super::{Api, FORWARDED};
+use super::{Api, FORWARDED, inhabitants};
+use crate::hatches::Place;
 use crate::people::known::{Guest, Identity};
 use crate::people::limits::{Rate, Rates, network_of};
 use crate::people::records::Refusal;
@@ -52,6 +53,10 @@ pub enum Origin {
         address: SocketAddr,
     },
     Outside(Arc<Visit>),
+    /// The hatch of a container.
+    Inside(Arc<Place>),
+    /// Likewise, where there is no place.
+    TurnedAway,
 }
 
 /// A connection whose peer is no node.
@@ -71,6 +76,8 @@ pub struct Caller {
     /// Why it is a stranger.
     why: Option<Arc<Failure>>,
     pub guest: Option<Arc<Guest>>,
+    /// The place of a program of a container.
+    pub inhabitant: Option<Arc<Place>>,
     /// From where a stranger comes.
     network: Option<IpAddr>,
     /// Another node passes on what somebody asked it, and has written it down.
@@ -92,7 +99,38 @@ impl Caller {
         match self.standing {
             Who::Person(role) => Some(role),
             Who::Local => Some(AccessRole::Administrator),
-            Who::Stranger | Who::Node => None,
+            Who::Stranger | Who::Node | Who::Inside(_) => None,
+        }
+    }
+
+    /// What a stream of it holds, and by what it ends.
+    pub fn holder(&self) -> Holder {
+        match (&self.guest, &self.inhabitant) {
+            (Some(guest), _) => Holder::Person(Arc::clone(guest)),
+            (None, Some(place)) => Holder::Inside(Arc::clone(place)),
+            (None, None) => Holder::Nobody,
+        }
+    }
+}
+
+/// Who has a stream, where it may have to end before its program does.
+#[derive(Clone)]
+pub enum Holder {
+    Nobody,
+    Person(Arc<Guest>),
+    Inside(Arc<Place>),
+}
+
+impl Holder {
+    /// Waits until it may not go on.
+    pub async fn over(&self) {
+        match self {
+            Holder::Nobody => std::future::pending().await,
+            Holder::Person(guest) => {
+                guest.over().await;
+                tracing::info!(name = guest.identity.name, "a stream ends, whose person has no access any more");
+            }
+            Holder::Inside(place) => place.over().await,
         }
     }
 }
@@ -122,6 +160,9 @@ pub async fn admit(State(api): State<Arc<Api>>, mut request: Request, next: Next
         return failure(ErrorKind::Internal, "nobody knows where the request comes from", "the daemon's log")
             .into_response();
     };
+    if let Origin::Inside(place) = &origin {
+        place.keep_pace(1).await;
+    }
     let caller = match caller(&api, &origin, request.headers()) {
         Ok(caller) => caller,
         // It is known, and has too much.
@@ -138,8 +179,29 @@ pub async fn admit(State(api): State<Arc<Api>>, mut request: Request, next: Next
 
 fn caller(api: &Api, origin: &Origin, headers: &HeaderMap) -> Result<Caller, Failure> {
     let nobody = AuditWho { name: String::new(), role: None, by: Means::Nothing, address: None, uid: None, pid: None };
-    let known = |standing, who| Caller { standing, who, why: None, guest: None, network: None, is_forwarded: false };
+    let known = |standing, who| Caller {
+        standing,
+        who,
+        why: None,
+        guest: None,
+        inhabitant: None,
+        network: None,
+        is_forwarded: false,
+    };
     match origin {
+        Origin::TurnedAway => Err(failure(
+            ErrorKind::TooMany,
+            "programs of the container have too many connections with the node's daemon",
+            "again, when some of them have ended",
+        )),
+        Origin::Inside(place) => {
+            let name = match place.who {
+                Inhabitant::Root => container_name(place),
+                Inhabitant::User => format!("{}, user {}", container_name(place), place.uid_inside()),
+            };
+            let who = AuditWho { name, by: Means::Socket, uid: Some(place.uid), pid: place.pid, ..nobody };
+            Ok(Caller { inhabitant: Some(Arc::clone(place)), ..known(Who::Inside(place.who), who) })
+        }
         Origin::Local { uid, pid } => {
             let name = match uid {
                 Some(0) => "root".to_owned(),
@@ -276,12 +338,27 @@ fn receive(api: &Api, visit: &Visit, identity: Identity) -> Result<Arc<Guest>, F
 pub async fn gate(State((api, route)): State<(Arc<Api>, &'static Route)>, request: Request, next: Next) -> Response {
     let Some(caller) = request.extensions().get::<Caller>().cloned() else { return nobody_knows() };
     let mut noted = Noted::begin(&api, caller, Some(route), &request);
-    let answer = match route.least.admits(noted.caller.standing) {
-        true => next.run(request).await,
-        false => noted.refuse(route.least),
+    let inhabitant = noted.caller.inhabitant.clone();
+    let narrowed = match &inhabitant {
+        Some(place) => inhabitants::narrow(&api, place, route, request).await,
+        None => Ok(request),
+    };
+    let answer = match narrowed {
+        Err(failure) => failure.into_response(),
+        Ok(request) if route.admits(noted.caller.standing) => next.run(request).await,
+        Ok(_) => noted.refuse(Some(route), route.least),
+    };
+    let answer = match &inhabitant {
+        Some(place) => inhabitants::fit(place, route, answer).await,
+        None => answer,
     };
     noted.answered(&answer);
     answer
+}
+
+/// Who of it asked is told besides, and does not matter for how often it is written down.
+fn container_name(place: &Place) -> String {
+    format!("container {}", place.name)
 }
 
 /// Instead of `answer`, where that is for those alone who may know what there is.
@@ -289,9 +366,10 @@ pub fn no_route(api: &Arc<Api>, request: &Request, answer: Failure) -> Response 
     let Some(caller) = request.extensions().get::<Caller>().cloned() else { return nobody_knows() };
     let least = Least::Person(AccessRole::Viewer);
     let mut noted = Noted::begin(api, caller, None, request);
-    let answer = match least.admits(noted.caller.standing) {
+    // A program of a container may know what no resource is.
+    let answer = match noted.caller.inhabitant.is_some() || least.admits(noted.caller.standing) {
         true => answer.into_response(),
-        false => noted.refuse(least),
+        false => noted.refuse(None, least),
     };
     noted.answered(&answer);
     answer
@@ -336,8 +414,11 @@ impl Noted {
     }
 
     /// The answer to a caller who may not.
-    fn refuse(&mut self, least: Least) -> Response {
+    fn refuse(&mut self, route: Option<&Route>, least: Least) -> Response {
         self.is_over = self.caller.is_forwarded;
+        if let (Some(place), Some(route)) = (&self.caller.inhabitant, route) {
+            return Failure(inhabitants::refusal(place, route)).into_response();
+        }
         if let Some(why) = &self.caller.why {
             let mut answer = Failure(why.0.clone()).into_response();
             answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"dvs\""));
@@ -387,6 +468,11 @@ impl Noted {
         let (failures, now) = (&self.api.failures, Instant::now());
         let rate = match (self.caller.standing, status) {
             (Who::Stranger, _) => failures.noted.lock().spend(&self.caller.network?, now),
+            // A container's changes as well: its programs are nobody whom people let in.
+            (Who::Inside(_), _) => {
+                let container = self.caller.inhabitant.as_ref().map(|place| container_name(place))?;
+                failures.refused.lock().spend(&container, now)
+            }
             (_, Some(StatusCode::FORBIDDEN)) => failures.refused.lock().spend(&self.caller.who.name, now),
             _ => Rate::Within { omitted: 0 },
         };

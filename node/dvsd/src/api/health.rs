@@ -6,16 +6,17 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Query, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use mgmt_api::{ErrorKind, Health, HealthCheck, Version, path};
 use serde::Deserialize;
 
 use super::failure::{Failure, failure};
+use super::gate::Caller;
 use super::remote::Question;
 use super::{Api, blocking, is_forwarded};
 use crate::anew;
@@ -38,16 +39,18 @@ pub struct MetricsQuery {
     node: Option<String>,
 }
 
-pub async fn version(State(api): State<Arc<Api>>) -> Json<Version> {
+pub async fn version(State(api): State<Arc<Api>>, Extension(caller): Extension<Caller>) -> Json<Version> {
     let config = &api.context.config;
+    // A program of a container hears with whom it talks, and nothing of the node.
+    let of_node = |text: String| if caller.inhabitant.is_some() { String::new() } else { text };
     Json(Version {
         version: versions::Release::NAME.to_owned(),
         node: config.node.clone(),
-        cluster: config.cluster.clone(),
+        cluster: of_node(config.cluster.clone()),
         follows: versions::Release::own().follows,
         speaks: versions::PROTOCOLS.iter().map(|protocol| (protocol.name.to_owned(), protocol.speaks)).collect(),
-        binary: anew::binary().display().to_string(),
-        pid: Some(std::process::id()),
+        binary: of_node(anew::binary().display().to_string()),
+        pid: caller.inhabitant.is_none().then(std::process::id),
     })
 }
 
@@ -144,6 +147,7 @@ pub fn checks(context: &Context) -> Vec<HealthCheck> {
         HealthCheck::new("proxy", context.proxy.problem().map(|problem| format!("proxy: {problem}"))),
         HealthCheck::new("cut-off", cut_off(context)),
         HealthCheck::new("audit", context.audit.problem()),
+        HealthCheck::new("names", context.names_problem.lock().clone()),
         HealthCheck::new("releases", level::problems(&context.config.node, context.members.read().values())),
         progress(context),
     ]

@@ -19,6 +19,7 @@ mod following;
 pub mod gate;
 mod gather;
 mod health;
+mod inhabitants;
 mod joining;
 pub use health::checks;
 pub use mgmt_api::HealthCheck;

@@ -24,12 +24,11 @@ use tokio::net::UnixStream;
 
 use super::changes::demand_goes_on;
 use super::failure::{Failure, failure};
-use super::gate::Caller;
+use super::gate::{Caller, Holder};
 use super::gather::{self, gather};
 use super::remote::{Question, is_switching};
 use super::words::{self, Asked};
 use super::{Api, blocking, is_forwarded, parse, read_body, stream, wants_stream};
-use crate::people::known::Guest;
 use crate::reconcile::parts::{keeper_socket, programs_dir};
 use crate::records::DcView;
 use crate::spec;
@@ -324,8 +323,7 @@ struct Incoming {
     question: Question,
     /// Of a client that wants a stream.
     client: Option<hyper::upgrade::OnUpgrade>,
-    /// Of a person: the stream ends with the access.
-    guest: Option<Arc<Guest>>,
+    holder: Holder,
     forwarded: bool,
 }
 
@@ -336,9 +334,9 @@ impl Incoming {
         let forwarded = is_forwarded(request.headers());
         let path = request.uri().path_and_query().map(ToString::to_string).unwrap_or_default();
         let method = request.method().clone();
-        let guest = request.extensions().get::<Caller>().and_then(|caller| caller.guest.clone());
+        let holder = request.extensions().get::<Caller>().map_or(Holder::Nobody, Caller::holder);
         let body = read_body(request.into_body()).await?;
-        Ok(Incoming { question: Question { method, path, body, is_stream }, client, guest, forwarded })
+        Ok(Incoming { question: Question { method, path, body, is_stream }, client, holder, forwarded })
     }
 
     async fn forward(self, api: &Arc<Api>, view: &DcView, node: &str) -> Result<Response<Body>, Failure> {
@@ -358,7 +356,7 @@ impl Incoming {
         if !is_switching(&answer) {
             return Ok(answer.map(Body::new));
         }
-        stream::join(client, self.guest, answer, view.record.spec.name.clone(), node.to_owned());
+        stream::join(client, self.holder, answer, view.record.spec.name.clone(), node.to_owned());
         Ok(stream::switching())
     }
 }
@@ -464,7 +462,7 @@ async fn begin(api: &Arc<Api>, view: &DcView, incoming: Incoming, start: Start) 
     let start = start.in_environment(&view.record.spec.env);
     if let Some(client) = incoming.client {
         let dc = view.record.spec.name.clone();
-        stream::hand_over(client, incoming.guest, move |client| match start.hand(&keeper, &client) {
+        stream::hand_over(client, incoming.holder, move |client| match start.hand(&keeper, &client) {
             // One of version 1 told the client itself.
             Ok(()) | Err(KeeperError::Told(_)) => Ok(()),
             Err(error) => Err((client.socket, start.asked(&dc).failed(error))),

@@ -288,7 +288,7 @@ pub fn tune(stream: &TcpStream) {
 }
 
 /// Every request carries where its connection comes from.
-async fn serve_one(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, router: Router, origin: Origin) {
+pub async fn serve_one(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, router: Router, origin: Origin) {
     let router = router.map_request(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(origin.clone());
         request

@@ -62,6 +62,7 @@ fn settings(config: &Config) -> Value {
         "engine_volatile": config.engine_volatile,
         "etcd": etcd,
         "tls_dir": config.tls_dir,
+        "names": config.names.map(|names| json!({ "listen": names.listen })),
         "log": config.log,
         "log_format": match config.log_format {
             LogFormat::Text => "text",

@@ -5,7 +5,6 @@
 //! are copied ([`relay`]).
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::header::{CONNECTION, UPGRADE};
@@ -19,8 +18,8 @@ use mgmt_api::stream::{Kind, PROTOCOL};
 use tokio::net::UnixStream;
 
 use super::failure::Failure;
+use super::gate::Holder;
 use super::relay::{Client, Far, last_word, relay};
-use crate::people::known::Guest;
 
 /// 101, after which the connection is the stream's.
 pub fn switching() -> Response<Body> {
@@ -51,10 +50,10 @@ pub struct HandedOver {
 /// Gives the client's stream to `take` (on a thread that may block).
 /// What `take` answers instead of success is told to the client in the stream.
 ///
-/// A copied stream ends with the access of the person whose it is.
+/// A copied stream ends with what lets its holder in.
 pub fn hand_over(
     client: OnUpgrade,
-    guest: Option<Arc<Guest>>,
+    holder: Holder,
     take: impl FnOnce(HandedOver) -> Result<(), (OwnedFd, Failure)> + Send + 'static,
 ) {
     tokio::spawn(async move {
@@ -73,14 +72,14 @@ pub fn hand_over(
         });
         if let Some((upgraded, ours)) = copy {
             let relayed = relay(Client::of_another_node(upgraded), ours, Far::Keeper, keeper_gone);
-            while_good(guest, relayed).await;
+            while_good(holder, relayed).await;
         }
         let _ = taking.await;
     });
 }
 
 /// Copies between a client of ours and the stream another node opened for it.
-pub fn join(client: OnUpgrade, guest: Option<Arc<Guest>>, remote: Response<Incoming>, dc: String, node: String) {
+pub fn join(client: OnUpgrade, holder: Holder, remote: Response<Incoming>, dc: String, node: String) {
     tokio::spawn(async move {
         let (client, remote) = match tokio::try_join!(client, hyper::upgrade::on(remote)) {
             Ok(both) => both,
@@ -91,23 +90,23 @@ pub fn join(client: OnUpgrade, guest: Option<Arc<Guest>>, remote: Response<Incom
         match client.downcast::<TokioIo<UnixStream>>() {
             Ok(parts) => {
                 let client = Client::of_this_node(parts.io.into_inner(), &parts.read_buf);
-                relay(client, remote, Far::Daemon, explain).await;
+                while_good(holder, relay(client, remote, Far::Daemon, explain)).await;
             }
             // Requests are forwarded once: it is a person's.
             Err(client) => {
                 let relayed = relay(Client::of_another_node(TokioIo::new(client)), remote, Far::Daemon, explain);
-                while_good(guest, relayed).await;
+                while_good(holder, relayed).await;
             }
         }
     });
 }
 
-/// A person's stream is dropped when the access is good no more; whoever comes back is refused with the reason.
-async fn while_good(guest: Option<Arc<Guest>>, relayed: impl Future<Output = ()>) {
-    let Some(guest) = guest else { return relayed.await };
+/// A person's stream is dropped when the access is good no more, a container's with its hatch; whoever comes back is
+/// refused with the reason.
+async fn while_good(holder: Holder, relayed: impl Future<Output = ()>) {
     tokio::select! {
         () = relayed => (),
-        () = guest.over() => tracing::info!(name = guest.identity.name, "a stream ends, whose person has no access any more"),
+        () = holder.over() => (),
     }
 }
 

@@ -357,6 +357,20 @@ impl Parts {
         self.published = published;
     }
 
+    /// Where its programs ask this daemon, as long as it has programs here.
+    pub fn open_hatch(&self) {
+        let (share, dir) = (&self.share, self.run_dir.join("ipc"));
+        if self.keeper_pid().is_some()
+            && let Err(error) = self.context.hatches.open(share.id, &share.spec.name, &dir)
+        {
+            tracing::warn!(dc = share.id, %error, "programs of a container cannot ask the daemon");
+        }
+    }
+
+    pub fn close_hatch(&self) {
+        self.context.hatches.close(self.share.id);
+    }
+
     pub fn published(&self) -> Vec<SharePort> {
         self.published.ports()
     }
@@ -1212,6 +1226,7 @@ impl Parts {
 
     /// Programs end first, then the keeper, and with it its namespaces and the mount.
     fn stop_keeper(&mut self, grace: Duration) -> Result<(), Problem> {
+        self.close_hatch();
         if self.standing(&Part::Keeper) == Standing::Ready
             && let Err(error) = self.keeper().and_then(|keeper| Ok(keeper.stop(grace)?))
         {

@@ -199,6 +199,7 @@ impl Working {
         if wish == Wish::Down {
             // What somebody stopped would not hear what those say that end before it.
             self.parts.processes_mut().for_each(|process| process.go_on());
+            self.parts.close_hatch();
         }
         loop {
             let now = Instant::now();
@@ -212,6 +213,7 @@ impl Working {
                 self.parts.publish();
                 self.parts.look_after_egress();
                 self.parts.tell_names();
+                self.parts.open_hatch();
             }
             self.parts.hold_desks();
             let observed = self.parts.observed();
