@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 
 use abi::PairId;
 use abi::limits::PAIRS_MAX;
+use mgmt_api::AllowedVolume;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::engine::{EtcdChoice, EtcdSettings, EtcdSettingsError};
 use crate::transports::{self, LinkSettings, Transport};
+use crate::volumes::{self, NoSetting};
 
 /// One layer of settings: the file, the environment or the flags. All optional.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -52,6 +54,8 @@ pub struct Settings {
     pub proxy_options: Option<Map<String, Value>>,
     /// UDP port of the containers' networks.
     pub vxlan_port: Option<u16>,
+    /// Directories of this node that containers may have as volumes; in the file only. None.
+    pub volumes: Option<Vec<AllowedVolume>>,
     /// File of the local cluster engine. `STATE_DIR/engine.db`.
     pub engine: Option<PathBuf>,
     /// Memory-backed directory of the local engine, shared by its daemons. `RUN_DIR/engine`.
@@ -110,6 +114,7 @@ pub struct Config {
     pub proxy_program: Option<PathBuf>,
     pub proxy_options: Map<String, Value>,
     pub vxlan_port: u16,
+    pub volumes: Vec<AllowedVolume>,
     pub engine: PathBuf,
     pub engine_volatile: PathBuf,
     pub etcd: Option<EtcdChoice>,
@@ -181,6 +186,8 @@ pub enum ConfigError {
     NoPorts { pairs: u8, proxy_port: u16 },
     #[error("the proxy's program is named by its absolute path (setting 'proxy_program'), not by {:?}", .0.display())]
     RelativeProgram(PathBuf),
+    #[error(transparent)]
+    Volumes(#[from] NoSetting),
     #[error("the path {} is longer than a socket's address may be ({SOCKET_PATH_BYTES} bytes)", .0.display())]
     LongPath(PathBuf),
 }
@@ -235,6 +242,7 @@ impl Settings {
             proxy_program: path("DVS_PROXY_PROGRAM"),
             proxy_options: None,
             vxlan_port: parsed(&get, "DVS_VXLAN_PORT", "port")?,
+            volumes: None,
             engine: path("DVS_ENGINE"),
             engine_volatile: path("DVS_ENGINE_VOLATILE"),
             etcd: None,
@@ -265,6 +273,7 @@ impl Settings {
             proxy_program: over.proxy_program.or(self.proxy_program),
             proxy_options: over.proxy_options.or(self.proxy_options),
             vxlan_port: over.vxlan_port.or(self.vxlan_port),
+            volumes: over.volumes.or(self.volumes),
             engine: over.engine.or(self.engine),
             engine_volatile: over.engine_volatile.or(self.engine_volatile),
             etcd: over.etcd.or(self.etcd),
@@ -307,6 +316,7 @@ impl Settings {
             proxy_program: self.proxy_program,
             proxy_options: self.proxy_options.unwrap_or_default(),
             vxlan_port: self.vxlan_port.unwrap_or(VXLAN_PORT),
+            volumes: self.volumes.unwrap_or_default(),
             engine: self.engine.unwrap_or_else(|| state_dir.join("engine.db")),
             engine_volatile: self.engine_volatile.unwrap_or_else(|| run_dir.join("engine")),
             tls_dir,
@@ -320,6 +330,8 @@ impl Settings {
             return Err(ConfigError::NoTransport);
         }
         config.check_pairs()?;
+        let own = [&config.state_dir, &config.run_dir, &config.tls_dir, &config.engine, &config.engine_volatile];
+        volumes::check_settings(&config.volumes, &own.map(PathBuf::as_path))?;
         if let Some(program) = config.proxy_program.as_ref().filter(|program| !program.is_absolute()) {
             return Err(ConfigError::RelativeProgram(program.clone()));
         }
@@ -526,7 +538,7 @@ mod tests {
         let shown: Settings = toml::from_str(&uncommented(PACKAGED)).unwrap();
         let (node, advertise) = (shown.node.clone(), shown.advertise);
         let default = Settings { node, advertise, ..Settings::default() }.settle().unwrap();
-        let tables = Settings { links: None, proxy_options: None, etcd: None, ..shown };
+        let tables = Settings { volumes: None, links: None, proxy_options: None, etcd: None, ..shown };
         let said = Settings { ethernet: None, proxy_program: None, ..tables }.settle().unwrap();
         assert_eq!(format!("{said:?}"), format!("{default:?}"));
     }
