@@ -45,7 +45,7 @@ fn with(volumes: Vec<VolumeMount>) -> Keeper {
 }
 
 const TRY: &str = r#"
-import ctypes, errno, os, socket, stat, sys
+import ctypes, errno, os, stat, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
 libc.umount2.argtypes = [ctypes.c_char_p, ctypes.c_int]
@@ -177,6 +177,11 @@ attempt("make", lambda: os.mkdir("/docs/x"))
 attempt("remount", lambda: mount("none", "/docs", REMOUNT | BIND))
 attempt("remount-whole", lambda: mount("none", "/docs", REMOUNT))
 attempt("suid", lambda: mount("none", "/data", REMOUNT | BIND))
+def attributes(place, clear):
+    wanted = struct.pack("QQQQ", 0, clear, 0, 0)
+    call(libc.syscall(442, -100, place.encode(), 0x8000, wanted, len(wanted)))
+attempt("attributes", lambda: attributes("/docs", RDONLY))
+attempt("attributes-suid", lambda: attributes("/data", NOSUID | NODEV))
 attempt("bind", lambda: mount("/docs", "/mnt", BIND))
 attempt("bind-remount", lambda: mount("none", "/mnt", REMOUNT | BIND))
 attempt("bind-write", lambda: open("/mnt/page", "a"))
@@ -205,6 +210,8 @@ attempt("setuid", lambda: os.chmod("/data/program", 0o6755))
         "remount EPERM",
         "remount-whole EPERM",
         "suid EPERM",
+        "attributes EPERM",
+        "attributes-suid EPERM",
         "bind done",
         "bind-remount EPERM",
         "bind-write EROFS",

@@ -557,8 +557,8 @@ pub enum Links {
 }
 
 /// Makes a directory of the file tree (`/dc/...`) the root of the calling process, in a mount namespace of its own,
-/// with the container's /proc, /dev, /sys, /tmp, /run and /dc in it, and its host volumes. The caller is root inside the
-/// container.
+/// with the container's /proc, /dev, /sys, /tmp, /run and /dc in it, and its host volumes. The caller is root inside
+/// the container.
 pub fn enter_tree(path: &str, links: Links, volumes: &[VolumeMount]) -> Result<(), RootFsError> {
     let root = Path::new(path);
     if !root.starts_with("/dc") || root.components().any(|part| part == Component::ParentDir) {

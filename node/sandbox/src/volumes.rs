@@ -3,8 +3,8 @@
 //! This is the one place where a container shares inodes with its node (`docs/design/volumes.md`). What keeps it from
 //! more than it was given:
 //!
-//! - The directory is found from a descriptor of the one that the administrator named, with no link of any kind followed
-//!   and nothing above it: whoever may write in there cannot make it lead elsewhere, whenever he tries.
+//! - The directory is found from a descriptor of the one that the administrator named, with no link of any kind
+//!   followed and nothing above it: whoever may write in there cannot make it lead elsewhere, whenever he tries.
 //! - What is taken is a clone, with all that is mounted below: nothing shows that the node has covered. Set-uid files
 //!   and devices are dead in it, and what is read-only is so throughout.
 //! - Its owners are shifted: root inside is there the user that the administrator named, never the node's root, and
@@ -71,8 +71,11 @@ pub enum VolumeError {
         #[source]
         cause: io::Error,
     },
-    #[error("the volume {}: its file system, or one mounted below, cannot map owners (Linux 5.12 with ext4, xfs, \
-             btrfs, tmpfs and others can; none that is mapped already): without 'owner' it can be read", .host.display())]
+    #[error(
+        "the volume {}: its file system, or one mounted below, cannot map owners (Linux 5.12 with ext4, xfs, btrfs and \
+         others can; tmpfs since 6.3; none that is mapped already): without 'owner' it can be read",
+        .host.display()
+    )]
     NoOwners {
         host: PathBuf,
         #[source]
@@ -85,7 +88,11 @@ pub enum VolumeError {
         #[source]
         cause: io::Error,
     },
-    #[error("the volume {}: {} is no directory of the container that could be covered", .host.display(), .place.display())]
+    #[error(
+        "the volume {}: {} is no directory of the container that could be covered",
+        .host.display(),
+        .place.display()
+    )]
     NoPlace {
         host: PathBuf,
         place: PathBuf,
@@ -115,7 +122,8 @@ impl VolumeMount {
             .map_err(|cause| VolumeError::Namespace { host: self.host(), cause })
     }
 
-    /// A clone of the directory and of all that is mounted below, fit for a container. `map` is what [`Self::map`] gave.
+    /// A clone of the directory and of all that is mounted below, fit for a container. `map` is what [`Self::map`]
+    /// gave.
     pub fn take(&self, map: Option<BorrowedFd<'_>>) -> Result<OwnedFd, VolumeError> {
         let host = self.host();
         let dir = self.find()?;

@@ -300,6 +300,17 @@ mod tests {
     }
 
     #[test]
+    fn volumes_are_one_change_of_all_of_them_and_their_order_is_none() {
+        let (data, docs) = (json!({ "host": "/a", "path": "/data" }), json!({ "host": "/b", "path": "/docs" }));
+        let of = |volumes: &[&Value]| spec(json!({ "volumes": volumes }));
+        let (change, said) = change(&of(&[&data]), &of(&[&docs]));
+        assert_eq!(change.volumes, Some(of(&[&docs]).volumes));
+        assert!(said.len() == 2 && said[0].contains("/a:/data") && said[1].contains("/b:/docs"), "{said:?}");
+        let (same, said) = super::change(&of(&[&data, &docs]), &of(&[&docs, &data]));
+        assert_eq!((same, said.len()), (DcChange::default(), 0));
+    }
+
+    #[test]
     fn what_was_decided_for_good_is_not_planned_away() {
         let is = spec(json!({}));
         assert!(demand_same(&is, &spec(json!({}))).is_ok());
