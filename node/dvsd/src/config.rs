@@ -447,6 +447,29 @@ mod tests {
     }
 
     #[test]
+    fn directories_for_volumes_are_none_unless_the_file_says_so_and_never_the_daemons_own() {
+        let settled = |volumes: &str| {
+            let text = format!("node = \"a\"\nadvertise = \"10.0.0.1\"\nstate_dir = \"/data/dvs\"\n{volumes}");
+            let settings: Result<Settings, String> = toml::from_str(&text).map_err(|error| error.to_string());
+            settings?.settle().map(|config| config.volumes).map_err(|error| error.to_string())
+        };
+        assert_eq!(settled("").unwrap(), []);
+        let list = settled("volumes = [{ path = \"/srv\", owner = \"7:8\" }, { path = \"/docs\" }]").unwrap();
+        assert_eq!(list.iter().map(ToString::to_string).collect::<Vec<_>>(), ["/srv=7:8", "/docs"]);
+        for (volumes, why) in [
+            ("volumes = [{ path = \"/data\" }]", "/data/dvs"),
+            ("volumes = [{ path = \"/run/dvs/dcs\" }]", "/run/dvs"),
+            ("volumes = [{ path = \"srv\" }]", "from the root"),
+            ("volumes = [{ path = \"/srv\", owner = \"me\" }]", "no owner"),
+            ("volumes = [{ path = \"/srv\", owner = \"0\" }]", "root"),
+            ("volumes = [{ path = \"/srv\", readonly = true }]", "readonly"),
+        ] {
+            let said = settled(volumes).unwrap_err();
+            assert!(said.contains(why), "{volumes}: {said}");
+        }
+    }
+
+    #[test]
     fn flags_win_over_environment_and_file() {
         let file: Settings = toml::from_str("node = \"a\"\ncluster = \"c\"\napi_port = 1").unwrap();
         let environment = Settings::from_variables(|name| match name {

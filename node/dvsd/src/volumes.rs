@@ -194,7 +194,7 @@ fn allowed_on<'a>(
     Err(ErrorBody::new(ErrorKind::Conflict, format!("node {node} does not allow {host} as a volume"))
         .because(format!("its administrator allows {allows} (setting 'volumes' in its dvsd.toml)"))
         .hint(format!(
-            "volumes = [{{ path = {host:?}, owner = \"UID:GID\" }}] in dvsd.toml of {node}, and restart its daemon"
+            "{{ path = {host:?}, owner = \"UID:GID\" }} among 'volumes' in dvsd.toml of {node}, and restart its daemon"
         )))
 }
 
