@@ -29,7 +29,7 @@ Examples:
   dvs dc set shop --env LANG=de_DE.UTF-8 --unset DEBUG
   dvs dc set shop --egress-allow 198.51.100.0/24:443      its programs reach this and no more
   dvs dc set shop --no-egress
-  dvs dc set shop -v /srv/data:/data -v /srv/docs:/docs:ro      these directories of the nodes and no others")]
+  dvs dc set shop -v /srv/data:/data:ro     this directory of the nodes and no other")]
 pub struct Options {
     /// Container.
     #[arg(add = names::containers())]
