@@ -71,7 +71,7 @@ fn tutorial_is_typed_from_its_beginning_to_its_end() {
 #[test]
 fn each_task_is_done_as_it_is_described() {
     let page = page("tasks.md");
-    let begin = ["dvs dev up --nodes 3", "dvs dc create shop --nodes n1,n2,n3 --start"];
+    let begin = ["dvs dev up --nodes 3 --volume $PWD/media=1000", "dvs dc create shop --nodes n1,n2,n3 --start"];
     let commands = [&begin[..], &commands(&page), &["dvs dev down"]].concat();
     assert!(commands.len() > 30, "{commands:?}");
     Desk::new().types(&commands);

@@ -12,6 +12,7 @@ use crate::nbd::NbdSpec;
 use crate::placement::{Placement, ServerKind};
 use crate::port::{PortSpec, SharePort};
 use crate::service::ServiceSpec;
+use crate::volume::HostVolume;
 
 /// ```toml
 /// name = "shop"
@@ -76,6 +77,9 @@ pub struct DcSpec {
     /// What of it is reached from outside. More come and go by `dvs port`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<PortSpec>,
+    /// Directories of its nodes that its programs see, where the nodes allow them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<HostVolume>,
 }
 
 /// What becomes other of a container, whether it runs or not. What is absent stays as it is.
@@ -102,6 +106,9 @@ pub struct DcChange {
     /// All that it publishes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ports: Option<Vec<PortSpec>>,
+    /// All directories of its nodes that its programs see, from the next start of the container on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volumes: Option<Vec<HostVolume>>,
 }
 
 /// Null is a value, too.

@@ -27,6 +27,7 @@ pub mod routes;
 mod service;
 pub mod stream;
 mod tree;
+mod volume;
 
 pub use access::{
     ACCESS_SECONDS, AccessFile, AccessInfo, AccessRequest, AccessRole, AccessToken, AuditEntry, AuditWho, Means,
@@ -63,3 +64,4 @@ pub use service::{
     ServiceState, StopSpec,
 };
 pub use tree::{TREE, in_tree};
+pub use volume::{AllowedVolume, HostVolume, NoAllowedVolume, NoHostVolume, NoVolumeOwner, VolumeOwner};

@@ -8,6 +8,7 @@ use versions::{Release, Versions};
 
 use crate::dc::ServerState;
 use crate::placement::{Capacity, Promise};
+use crate::volume::AllowedVolume;
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -155,6 +156,9 @@ pub struct Node {
     /// What of that it promised to all containers together.
     #[serde(default)]
     pub promised: Promise,
+    /// Directories that containers may have as volumes, as its administrator said it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<AllowedVolume>,
     /// Names of the containers that have a share on this node.
     pub dcs: Vec<String>,
     /// What is not well there, as the node says; a line each.

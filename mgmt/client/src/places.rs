@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use mgmt_api::AllowedVolume;
 use serde::{Deserialize, Serialize};
 
 /// File name of a cluster's record.
@@ -98,6 +99,9 @@ pub struct DevCluster {
     /// Whether links are encrypted; the daemon's default when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_tls: Option<bool>,
+    /// Directories of this machine that containers may have as volumes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<AllowedVolume>,
     /// Its machines have no daemons but those that people start in them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_bare: bool,
@@ -219,6 +223,7 @@ mod tests {
             is_bare: false,
             pairs: None,
             link_tls: None,
+            volumes: Vec::new(),
             hub: None,
             nodes: vec![node("n1"), node("n2")],
         };

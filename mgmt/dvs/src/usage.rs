@@ -71,7 +71,7 @@ fn known_elsewhere(error: &clap::Error, meant: &[String]) -> Option<String> {
         ("export", "dvs dc export for its description, dvs cp DC:PATH - for its files"),
         ("update", "dvs dc set"),
         ("network", "dvs port, dvs dc set --egress"),
-        ("volume", "dvs import, dvs cp: what is in /dc stays"),
+        ("volume", "dvs cp: what is in /dc stays; dvs dc create -v for directories of nodes"),
         ("compose", "dvs apply"),
         ("system", "dvs doctor"),
         ("login", "dvs context add"),

@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 
 use abi::PairId;
 use abi::limits::PAIRS_MAX;
+use mgmt_api::AllowedVolume;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::engine::{EtcdChoice, EtcdSettings, EtcdSettingsError};
 use crate::names;
 use crate::transports::{self, LinkSettings, Transport};
+use crate::volumes::{self, NoSetting};
 
 /// One layer of settings: the file, the environment or the flags. All optional.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -53,6 +55,8 @@ pub struct Settings {
     pub proxy_options: Option<Map<String, Value>>,
     /// UDP port of the containers' networks.
     pub vxlan_port: Option<u16>,
+    /// Directories of this node that containers may have as volumes; in the file only. None.
+    pub volumes: Option<Vec<AllowedVolume>>,
     /// File of the local cluster engine. `STATE_DIR/engine.db`.
     pub engine: Option<PathBuf>,
     /// Memory-backed directory of the local engine, shared by its daemons. `RUN_DIR/engine`.
@@ -113,6 +117,7 @@ pub struct Config {
     pub proxy_program: Option<PathBuf>,
     pub proxy_options: Map<String, Value>,
     pub vxlan_port: u16,
+    pub volumes: Vec<AllowedVolume>,
     pub engine: PathBuf,
     pub engine_volatile: PathBuf,
     pub etcd: Option<EtcdChoice>,
@@ -189,6 +194,8 @@ pub enum ConfigError {
         "names are for programs of this machine: {0} is no address of its loopback interface (setting 'listen' of 'names'), as 127.0.0.54:53 is"
     )]
     NamesBeyond(SocketAddr),
+    #[error(transparent)]
+    Volumes(#[from] NoSetting),
     #[error("the path {} is longer than a socket's address may be ({SOCKET_PATH_BYTES} bytes)", .0.display())]
     LongPath(PathBuf),
 }
@@ -243,6 +250,7 @@ impl Settings {
             proxy_program: path("DVS_PROXY_PROGRAM"),
             proxy_options: None,
             vxlan_port: parsed(&get, "DVS_VXLAN_PORT", "port")?,
+            volumes: None,
             engine: path("DVS_ENGINE"),
             engine_volatile: path("DVS_ENGINE_VOLATILE"),
             etcd: None,
@@ -274,6 +282,7 @@ impl Settings {
             proxy_program: over.proxy_program.or(self.proxy_program),
             proxy_options: over.proxy_options.or(self.proxy_options),
             vxlan_port: over.vxlan_port.or(self.vxlan_port),
+            volumes: over.volumes.or(self.volumes),
             engine: over.engine.or(self.engine),
             engine_volatile: over.engine_volatile.or(self.engine_volatile),
             etcd: over.etcd.or(self.etcd),
@@ -317,6 +326,7 @@ impl Settings {
             proxy_program: self.proxy_program,
             proxy_options: self.proxy_options.unwrap_or_default(),
             vxlan_port: self.vxlan_port.unwrap_or(VXLAN_PORT),
+            volumes: self.volumes.unwrap_or_default(),
             engine: self.engine.unwrap_or_else(|| state_dir.join("engine.db")),
             engine_volatile: self.engine_volatile.unwrap_or_else(|| run_dir.join("engine")),
             tls_dir,
@@ -334,6 +344,8 @@ impl Settings {
         if let Some(names) = config.names.filter(|names| !names.listen.ip().is_loopback()) {
             return Err(ConfigError::NamesBeyond(names.listen));
         }
+        let own = [&config.state_dir, &config.run_dir, &config.tls_dir, &config.engine, &config.engine_volatile];
+        volumes::check_settings(&config.volumes, &own.map(PathBuf::as_path))?;
         if let Some(program) = config.proxy_program.as_ref().filter(|program| !program.is_absolute()) {
             return Err(ConfigError::RelativeProgram(program.clone()));
         }
@@ -462,6 +474,29 @@ mod tests {
     }
 
     #[test]
+    fn directories_for_volumes_are_none_unless_the_file_says_so_and_never_the_daemons_own() {
+        let settled = |volumes: &str| {
+            let text = format!("node = \"a\"\nadvertise = \"10.0.0.1\"\nstate_dir = \"/data/dvs\"\n{volumes}");
+            let settings: Result<Settings, String> = toml::from_str(&text).map_err(|error| error.to_string());
+            settings?.settle().map(|config| config.volumes).map_err(|error| error.to_string())
+        };
+        assert_eq!(settled("").unwrap(), []);
+        let list = settled("volumes = [{ path = \"/srv\", owner = \"7:8\" }, { path = \"/docs\" }]").unwrap();
+        assert_eq!(list.iter().map(ToString::to_string).collect::<Vec<_>>(), ["/srv=7:8", "/docs"]);
+        for (volumes, why) in [
+            ("volumes = [{ path = \"/data\" }]", "/data/dvs"),
+            ("volumes = [{ path = \"/run/dvs/dcs\" }]", "/run/dvs"),
+            ("volumes = [{ path = \"srv\" }]", "from the root"),
+            ("volumes = [{ path = \"/srv\", owner = \"me\" }]", "no owner"),
+            ("volumes = [{ path = \"/srv\", owner = \"0\" }]", "root"),
+            ("volumes = [{ path = \"/srv\", readonly = true }]", "readonly"),
+        ] {
+            let said = settled(volumes).unwrap_err();
+            assert!(said.contains(why), "{volumes}: {said}");
+        }
+    }
+
+    #[test]
     fn flags_win_over_environment_and_file() {
         let file: Settings = toml::from_str("node = \"a\"\ncluster = \"c\"\napi_port = 1").unwrap();
         let environment = Settings::from_variables(|name| match name {
@@ -553,7 +588,7 @@ mod tests {
         let shown: Settings = toml::from_str(&uncommented(PACKAGED)).unwrap();
         let (node, advertise) = (shown.node.clone(), shown.advertise);
         let default = Settings { node, advertise, ..Settings::default() }.settle().unwrap();
-        let tables = Settings { links: None, proxy_options: None, etcd: None, ..shown };
+        let tables = Settings { volumes: None, links: None, proxy_options: None, etcd: None, ..shown };
         let said = Settings { ethernet: None, proxy_program: None, ..tables }.settle().unwrap();
         assert_eq!(format!("{said:?}"), format!("{default:?}"));
     }

@@ -71,6 +71,7 @@ mod succession;
 mod supervise;
 mod transports;
 mod uids;
+mod volumes;
 mod waiting;
 
 pub use config::{API_PORT, Config, ConfigError, LogFormat, NoSettings, PROXY_PORT, Settings, VXLAN_PORT};

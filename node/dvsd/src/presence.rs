@@ -64,6 +64,7 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
         memory_bytes: memory_bytes(),
         release: own.release.clone(),
         records: own.reads,
+        volumes: config.volumes.clone(),
         services: true,
     };
     let removed = records::removed_key(&record.name);

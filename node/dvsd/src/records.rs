@@ -34,7 +34,7 @@ use crate::placer;
 use crate::reconcile::plan::Stage;
 use abi::EndpointName;
 use cluster::{Compare, Engine, EngineError, Entry, Listing, Lookup, Op, Outcome, Revision};
-use mgmt_api::{DcSpec, NodeShare, Placement};
+use mgmt_api::{AllowedVolume, DcSpec, NodeShare, Placement};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use versions::{Release, Versions};
@@ -81,6 +81,9 @@ pub struct NodeRecord {
     /// Of its dvs.
     #[serde(default)]
     pub release: Release,
+    /// Directories that containers may have as volumes there.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<AllowedVolume>,
     /// It knows services, and may be given some.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub services: bool,

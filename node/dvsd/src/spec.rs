@@ -54,6 +54,7 @@ pub fn check(spec: &DcSpec, known_nodes: &KnownNodes) -> Result<(), ErrorBody> {
     check_ports(spec)?;
     check_egress(spec)?;
     check_nbd(spec)?;
+    crate::volumes::check(spec)?;
     service_core::wish::check(&spec.services, &spec.nodes)
 }
 

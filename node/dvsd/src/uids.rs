@@ -11,6 +11,8 @@
 use abi::limits::UIDS_PER_DC;
 
 pub const ETCD: u32 = 899_997;
+/// Of all that containers, their servers and what serves a node have.
+pub const FIRST: u32 = ETCD;
 pub const SHELF: u32 = 899_998;
 pub const PROXY: u32 = 899_999;
 const SERVERS: u32 = 900_000;

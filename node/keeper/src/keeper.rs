@@ -907,6 +907,7 @@ fn settle(
         with_native_proc: options.shows_all,
         terminals: options.terminals.unwrap_or(mgmt_api::Limits::TERMINALS),
         opt: if options.with_opt { Opt::Shown } else { Opt::Hidden },
+        volumes: &options.volumes,
     };
     let built = root.build(init.pidfd.as_fd())?;
     let order = Order { hostname: options.hostname.clone(), pid_base: options.pid_base, pid_span: options.pid_span };

@@ -30,6 +30,7 @@ use rustix::thread::{
     set_thread_res_gid, set_thread_res_uid,
 };
 use sandbox::rootfs::Links;
+use sandbox::volumes::VolumeMount;
 use seccompiler::BpfProgram;
 use sys::child::{ForkError, Forked, Parentage, exec, exit_now, fork};
 use sys::ns::Kinds;
@@ -115,6 +116,8 @@ pub struct Surroundings<'a> {
     pub trap: Trap,
     /// The most that the program may raise its limit of open files to.
     pub open_files: u64,
+    /// Host volumes, which a program has in a root of its own, too.
+    pub volumes: &'a [VolumeMount],
 }
 
 /// What becomes of the filter's listener.
@@ -318,7 +321,7 @@ impl Plan {
         if let RootFs::Tree(path) = &self.root {
             // What the kernel calls the root of a job's deputy leads over no link; who owns the place could make one.
             let links = if matches!(self.owner, Owner::Job(_)) { Links::Refused } else { Links::Followed };
-            sandbox::rootfs::enter_tree(path, links)
+            sandbox::rootfs::enter_tree(path, links, around.volumes)
                 .map_err(|error| Failure { stage: Stage::Root, errno: errno_of(&error) })?;
         }
         umask(rustix::fs::Mode::from_raw_mode(0o022));

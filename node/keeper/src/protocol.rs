@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use mgmt_api::{ErrorBody, ExecRequest, LogForm, Process, RunRequest};
 use sandbox::cgroup::Cgroup;
+use sandbox::volumes::VolumeMount;
 use serde::{Deserialize, Serialize};
 use service_core::restart::RunEnd;
 use service_core::tenure::Run;
@@ -100,6 +101,9 @@ pub struct KeeperOptions {
     /// The node's `/opt` is seen, as `/usr` is.
     #[serde(default)]
     pub with_opt: bool,
+    /// Directories of the node that programs see.
+    #[serde(default)]
+    pub volumes: Vec<VolumeMount>,
     /// The container has other nodes, and programs may name their processes: there is a call gate.
     #[serde(default)]
     pub spans: bool,

@@ -197,6 +197,7 @@ impl Keeper {
             filter: &self.filter,
             trap: if self.call_gate.is_some() { Trap::Calls } else { Trap::Nothing },
             open_files: self.options.open_files.unwrap_or(mgmt_api::Limits::OPEN_FILES),
+            volumes: &self.options.volumes,
         }
     }
 

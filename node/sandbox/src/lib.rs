@@ -9,6 +9,7 @@
 //! | [`cgroup`] | limits and accounts, version 1 and 2 behind one type |
 //! | [`userns`] | the user namespace with a container's range of 65,536 uids |
 //! | [`rootfs`] | the container's mount tree |
+//! | [`volumes`] | directories of the node in that tree |
 //! | [`fusemount`] | mounting the file tree so that it belongs to the container's user namespace |
 //! | [`doctor`] | which of this the machine can do, found out by doing it |
 //!
@@ -36,5 +37,6 @@ pub mod netns;
 pub mod overlay;
 pub mod rootfs;
 pub mod userns;
+pub mod volumes;
 
 pub use netlink::NetlinkError;

@@ -11,6 +11,7 @@
 //! /tmp /var /run /root /home /srv   one tmpfs of limited size, this node's alone
 //! /run/dvs          directory of the M3-IPC socket
 //! /dc               the container's file tree (mounted later, `fusemount`)
+//! anywhere else     host volumes (`volumes`)
 //! ```
 //!
 //! It is built twice. First in a mount namespace that belongs to the host, because only there may owners be shifted,
@@ -50,6 +51,7 @@ use sys::ns::Kinds;
 
 use crate::etc;
 use crate::helper::{HelperError, InPid, Place, in_child};
+use crate::volumes::{VolumeError, VolumeMount, attach_again};
 
 /// The host's directories that programs need to run.
 const SYSTEM: [&str; 7] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
@@ -73,6 +75,8 @@ const VOLATILE: [(&str, &str, u32); 7] = [
 ];
 const DEVICES: [(&str, u32, u32); 6] =
     [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
+/// What a program whose root is a directory of the file tree has of the container.
+const ITS_OWN: [&str; 6] = ["proc", "dev", "sys", "tmp", "run", "dc"];
 /// The group `tty` on every distribution.
 const TTY_GID: u32 = 5;
 /// Room for /etc and mount points.
@@ -85,6 +89,8 @@ const LAYERS_BYTES: u64 = 1 << 20;
 pub enum RootFsError {
     #[error("could not build the container's mount tree")]
     Build(#[source] HelperError),
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
     #[error("the builder of the mount tree answered without a descriptor")]
     NoDescriptor,
     #[error("'{0}' is no path inside the file tree")]
@@ -115,6 +121,8 @@ pub struct RootFs<'a> {
     /// Pseudo-terminals at a time.
     pub terminals: u32,
     pub opt: Opt,
+    /// Directories of this host.
+    pub volumes: &'a [VolumeMount],
 }
 
 /// Whether the host's `/opt` is seen.
@@ -144,14 +152,16 @@ impl RootFs<'_> {
     /// Builds the tree for the pid, network and IPC namespaces of `init` (a pidfd). The caller must be the host's root
     /// and have one thread.
     pub fn build(&self, init: BorrowedFd<'_>) -> Result<Built, RootFsError> {
+        let maps: Vec<Option<OwnedFd>> =
+            self.volumes.iter().map(|volume| volume.map(self.uid_base)).collect::<Result<_, _>>()?;
         let kinds = Kinds::PID | Kinds::NET | Kinds::IPC | Kinds::UTS;
         let place = Place { process: init, kinds, pid: InPid::Yes };
-        let (fds, notes) = in_child(Some(place), || self.build_here()).map_err(RootFsError::Build)?;
+        let (fds, notes) = in_child(Some(place), || self.build_here(&maps)).map_err(RootFsError::Build)?;
         let mount_namespace = fds.into_iter().next().ok_or(RootFsError::NoDescriptor)?;
         Ok(Built { mount_namespace, degraded: notes.lines().map(str::to_owned).collect() })
     }
 
-    fn build_here(&self) -> Done<(Vec<OwnedFd>, String)> {
+    fn build_here(&self, maps: &[Option<OwnedFd>]) -> Done<(Vec<OwnedFd>, String)> {
         umask(Mode::empty());
         sys::ns::unshare(Kinds::MOUNT).map_err(step("make a mount namespace"))?;
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
@@ -162,6 +172,7 @@ impl RootFs<'_> {
         let on = self.on.filter(|_| ipc.is_some()).and_then(|path| self.take_on(path, &mut notes));
         let names = if self.ipc_dir.is_some_and(|dir| dir.join(HOSTS).exists()) { Names::Node } else { Names::Own };
         let etc = etc::collect(Path::new("/etc"));
+        let volumes = self.take_volumes(maps)?;
         let system = self.take_system(&mut notes)?;
 
         let root = self.new_root()?;
@@ -176,6 +187,9 @@ impl RootFs<'_> {
             self.make_dir(dir, 0o755)?;
         }
         self.place_kernel_views()?;
+        for (volume, tree) in self.volumes.iter().zip(&volumes) {
+            volume.attach(tree, self.uid_base)?;
+        }
         let read_only = Attributes { access: Access::ReadOnly, set_uid: SetUid::Ignored, ..Attributes::default() };
         set_attributes(root.as_fd(), read_only, Reach::One).map_err(step("make the root read-only"))?;
         become_root_of_all()?;
@@ -220,6 +234,11 @@ impl RootFs<'_> {
             }
         }
         Ok(taken)
+    }
+
+    fn take_volumes(&self, maps: &[Option<OwnedFd>]) -> Done<Vec<OwnedFd>> {
+        let both = self.volumes.iter().zip(maps);
+        Ok(both.map(|(volume, map)| volume.take(map.as_ref().map(AsFd::as_fd))).collect::<Result<_, _>>()?)
     }
 
     fn take_on(&self, path: &Path, notes: &mut Vec<String>) -> Option<OwnedFd> {
@@ -538,8 +557,9 @@ pub enum Links {
 }
 
 /// Makes a directory of the file tree (`/dc/...`) the root of the calling process, in a mount namespace of its own,
-/// with the container's /proc, /dev, /sys, /tmp, /run and /dc in it. The caller is root inside the container.
-pub fn enter_tree(path: &str, links: Links) -> Result<(), RootFsError> {
+/// with the container's /proc, /dev, /sys, /tmp, /run and /dc in it, and its host volumes. The caller is root inside
+/// the container.
+pub fn enter_tree(path: &str, links: Links, volumes: &[VolumeMount]) -> Result<(), RootFsError> {
     let root = Path::new(path);
     if !root.starts_with("/dc") || root.components().any(|part| part == Component::ParentDir) {
         return Err(RootFsError::BadPath(path.to_owned()));
@@ -559,7 +579,7 @@ pub fn enter_tree(path: &str, links: Links) -> Result<(), RootFsError> {
     let onto = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     move_mount(&tree, "", &dir, "", onto).map_err(refused("mount the directory"))?;
     rustix::process::fchdir(&tree).map_err(refused("enter the directory"))?;
-    for name in ["proc", "dev", "sys", "tmp", "run", "dc"] {
+    for name in ITS_OWN {
         match mkdirat(CWD, name, Mode::from_raw_mode(0o755)) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => (),
             Err(cause) => return Err(refused("make a mount point")(cause)),
@@ -568,6 +588,11 @@ pub fn enter_tree(path: &str, links: Links) -> Result<(), RootFsError> {
         // Links of the other one lead out of the image.
         let source = if name == "proc" && native.exists() { native.to_owned() } else { Path::new("/").join(name) };
         mount_bind_recursive(&source, name).map_err(refused("mount the container's own directories"))?;
+    }
+    // What lies in those of its own came with them.
+    let is_elsewhere = |place: &&Path| !ITS_OWN.iter().any(|name| place.starts_with(Path::new("/").join(name)));
+    for place in volumes.iter().map(|volume| volume.place.as_path()).filter(is_elsewhere) {
+        attach_again(place).map_err(refused("mount a volume"))?;
     }
     for name in ["etc/hosts", "etc/hostname", "etc/resolv.conf"] {
         // Only where the image has such a file; a link would lead out of it.

@@ -37,6 +37,13 @@ pub fn create(uid_base: u32) -> Result<OwnedFd, UsernsError> {
     if !(UIDS..=u32::MAX - 2 * UIDS).contains(&uid_base) {
         return Err(UsernsError::BadBase(uid_base));
     }
+    let map = format!("0 {uid_base} {UIDS}\n");
+    create_mapped(&map, &map)
+}
+
+/// Makes one with these maps of users and of groups, in the kernel's form. The caller must be the host's root, in its
+/// pid namespace, and have one thread.
+pub fn create_mapped(uids: &str, gids: &str) -> Result<OwnedFd, UsernsError> {
     let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(|cause| UsernsError::Pipe(cause.into()));
     let ((made, say_made), (done, say_done)) = (pipe()?, pipe()?);
     match fork(Parentage::Mine)? {
@@ -51,7 +58,7 @@ pub fn create(uid_base: u32) -> Result<OwnedFd, UsernsError> {
         Forked::Parent { pid, pidfd } => {
             drop((say_made, done));
             let opened = match File::from(made).read_exact(&mut [0]) {
-                Ok(()) => map_and_open(pid, uid_base),
+                Ok(()) => map_and_open(pid, uids, gids),
                 Err(_) => Err(UsernsError::Refused),
             };
             drop(say_done);
@@ -61,12 +68,11 @@ pub fn create(uid_base: u32) -> Result<OwnedFd, UsernsError> {
     }
 }
 
-fn map_and_open(pid: u32, uid_base: u32) -> Result<OwnedFd, UsernsError> {
+fn map_and_open(pid: u32, uids: &str, gids: &str) -> Result<OwnedFd, UsernsError> {
     let dir = Path::new("/proc").join(pid.to_string());
-    let map = format!("0 {uid_base} {UIDS}\n");
-    for file in ["gid_map", "uid_map"] {
+    for (file, map) in [("gid_map", gids), ("uid_map", uids)] {
         let path = dir.join(file);
-        std::fs::write(&path, &map).map_err(|cause| UsernsError::File { what: "write", path, cause })?;
+        std::fs::write(&path, map).map_err(|cause| UsernsError::File { what: "write", path, cause })?;
     }
     let path = dir.join("ns/user");
     File::open(&path).map(OwnedFd::from).map_err(|cause| UsernsError::File { what: "open", path, cause })

@@ -117,6 +117,7 @@ pub const TABLE: &[Row] = &[
             (&["shop", "--", "no-such-program"], 127, "no-such-program"),
             (&["shop", "--", "/etc/passwd"], 126, "/etc/passwd"),
             (&["idle", "--", "true"], 125, "not running"),
+            (&["-v", "/srv:/data", "shop", "--", "true"], 125, "dvs dc create"),
         ],
     ),
     row(
@@ -433,6 +434,8 @@ pub const TABLE: &[Row] = &[
             (&["shop", "--unset", "A=B"], 1, "A=B"),
             (&["shop", "--egress-allow", "10.0.0.1/8"], 2, "10.0.0.1/8"),
             (&["shop", "--egress", "--no-egress"], 2, "--no-egress"),
+            (&["shop", "-v", "/srv"], 2, "/srv"),
+            (&["shop", "-v", "/srv:/data"], 1, "/srv"),
         ],
     ),
     row(
@@ -580,6 +583,10 @@ pub const TABLE: &[Row] = &[
             (&["late", "--memory", "1K"], 1, "memory"),
             (&["late", "--cpu-list", "7000", "--start"], 1, "7000"),
             (&["late", "--fs-node", "n9"], 1, "n9"),
+            (&["late", "-v", "data:/data"], 2, "data:/data"),
+            (&["late", "-v", "/srv:/dc/x"], 1, "/dc/x"),
+            (&["late", "-v", "/srv/../etc:/data"], 1, "/srv/../etc"),
+            (&["late", "-v", "/srv:/data", "--start"], 1, "/srv"),
             (&["--file", "/no/such/file"], 1, "/no/such/file"),
         ],
     ),

@@ -54,6 +54,7 @@ fn schema_knows_all_that_a_description_may_say() {
         "name": "shop", "nodes": ["n1"], "with_opt": true, "proc": "node", "wait": "adaptive", "env": ["A=1"],
         "limits": { "pids": 100 }, "servers": [{ "kind": "fs" }], "disks": [{ "name": "root", "bytes": 4096 }],
         "services": [{ "name": "web", "command": ["true"] }], "egress": {}, "nbd": {}, "ports": [{ "published": 80, "port": 80 }],
+        "volumes": [{ "host": "/srv/data", "path": "/data", "read_only": true, "nodes": ["n1"] }],
         "subnet": "10.1.0.0/24",
     });
     let dc = schema()["$defs"]["DcSpec"].clone();

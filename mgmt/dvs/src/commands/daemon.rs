@@ -29,6 +29,9 @@ dvsd.toml:
   transports = [\"unix\", \"tcp\"]    what links use, the preferred first: tcp, unix, eth, quic, tipc
   ethernet = \"eth0\"                interface for eth
   pairs = 2                        links with each other node, each with a proxy of its own
+  volumes = [                      directories that containers may have as volumes
+    { path = \"/srv/data\", owner = \"1000:1000\" },
+    { path = \"/srv/docs\" } ]       without an owner, or with read_only = true, they only read
   proxy_program = \"/opt/shaped\"    a program in place of dvs proxy
   [proxy_options]                  what it is told besides
   rate = 1000000

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand, ValueEnum};
 use client::{DevCluster, Places};
+use mgmt_api::{AllowedVolume, NoAllowedVolume};
 use serde::Serialize;
 
 use super::{Gone, Outcome, done, names, print, say};
@@ -52,6 +53,7 @@ Examples:
   dvs dev up
   dvs dev up --nodes 5 --name big
   dvs dev up --engine etcd             a cluster engine on three of the nodes instead of a file
+  dvs dev up --volume /srv/data=1000   containers may have it as a volume
   dvs dev up --bare                    three machines without anything, to practise dvs cluster init
   dvs dev up --transport unix          links over Unix sockets instead of the simulated network")]
 pub struct UpOptions {
@@ -76,8 +78,12 @@ pub struct UpOptions {
     /// Whether links are encrypted; without, to measure what it costs [default: true].
     #[arg(long, value_name = "BOOL", hide_short_help = true)]
     link_tls: Option<bool>,
+    /// Let containers have this directory of the machine as a volume on all nodes, as files of that user; without one
+    /// they only read it. May be repeated.
+    #[arg(long, value_name = "PATH[=UID[:GID]][:ro]", value_parser = parse_allowed_volume)]
+    volume: Vec<AllowedVolume>,
     /// Only the machines, as if newly installed: to make a cluster of them with dvs cluster init and dvs node join.
-    #[arg(long, conflicts_with_all = ["transport", "engine", "pairs", "link_tls", "daemon", "wait"])]
+    #[arg(long, conflicts_with_all = ["transport", "engine", "pairs", "link_tls", "volume", "daemon", "wait"])]
     bare: bool,
     /// Run the daemon of this binary on the nodes [default: of this one].
     #[arg(long, value_name = "PROGRAM", hide_short_help = true)]
@@ -90,6 +96,10 @@ pub enum EngineChoice {
     Local,
     /// A member of etcd on one, three or five of the nodes, as a cluster of several machines has it.
     Etcd,
+}
+
+fn parse_allowed_volume(text: &str) -> Result<AllowedVolume, String> {
+    text.parse().map_err(|error: NoAllowedVolume| error.to_string())
 }
 
 /// Names of `dvsd`'s setting `transports`.
@@ -230,6 +240,7 @@ fn make(global: &Global, places: &Places, options: &UpOptions) -> Outcome {
         },
         pairs: options.pairs,
         link_tls: options.link_tls,
+        volumes: &options.volume,
         contents: if options.bare { up::Contents::Nothing } else { up::Contents::Cluster },
         program: options.daemon.clone(),
         patience: Duration::from_secs(options.wait),

@@ -41,7 +41,10 @@ pub struct Options {
 pub fn execute(global: &Global, options: Options) -> Outcome {
     let Options { start, beside, node, dc, argv } = options;
     let Some(pid) = beside else {
-        return run::execute(global, run::Options { start, node, root: None, spread: None, dc, argv });
+        return run::execute(
+            global,
+            run::Options { start, node, root: None, spread: None, volume: Vec::new(), dc, argv },
+        );
     };
     let manner = start.manner();
     start.demand_terminal()?;

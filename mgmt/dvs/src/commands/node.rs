@@ -255,6 +255,11 @@ fn view(node: &Node, out: &mut impl Write) -> io::Result<()> {
         fact("promised", amounts(node.promised.memory_bytes, Some(node.promised.disk_bytes)));
         fact("places", format!("{} of {} taken", node.promised.containers, has.containers));
     }
+    for allowed in &node.volumes {
+        let owner = allowed.owner.map(|owner| format!(", as files of {owner}")).unwrap_or_default();
+        let access = if allowed.is_read_only() { "read-only" } else { "read and written" };
+        fact("for volumes", format!("{}, {access}{owner}", allowed.path));
+    }
     fact("containers", if node.dcs.is_empty() { "-".to_owned() } else { node.dcs.join(", ") });
     facts.print(out)?;
     node.problems.iter().try_for_each(|problem| writeln!(out, "\nproblem: {}", output::printable(problem)))?;

@@ -61,6 +61,9 @@ stays when its directory is not in the tree (/dc), when its input is a pipe, whe
 was started by execl. It needs what it reads and writes in the tree."
     )]
     pub spread: Option<spread::Rules>,
+    /// Typed out of habit: volumes are a container's.
+    #[arg(short, long, hide = true, value_name = "HOST-PATH:PATH[:ro]")]
+    pub volume: Vec<String>,
     /// Container.
     #[arg(add = names::containers())]
     pub dc: String,
@@ -166,6 +169,16 @@ fn run_from_inside(options: Options) -> Outcome {
     Err(Failure::new(format!("{ON} cannot be run")).because(&cause).status(errors::RUN_FAILED))
 }
 
+/// All programs of a container on a node see the same: a directory of the node is the container's.
+fn volume_of_a_program(dc: &str, volume: &str) -> Failure {
+    Failure::new("a program has the volumes of its container, and no others")
+        .because_text(format!(
+            "'{dc}' is there already: volumes are given when it is made, or hold from its next start on"
+        ))
+        .status(errors::RUN_FAILED)
+        .hint(format!("dvs dc create DC -v {volume}; or dvs dc set {dc} -v {volume} and dvs restart {dc}"))
+}
+
 /// What makes programs and their descendants ask where to run.
 fn spread_variables(rules: &spread::Rules) -> [OsString; 2] {
     let (library, name) = (spread::LIBRARY_INSIDE, spread::VARIABLE);
@@ -173,10 +186,13 @@ fn spread_variables(rules: &spread::Rules) -> [OsString; 2] {
 }
 
 pub fn execute(global: &Global, options: Options) -> Outcome {
+    if let Some(volume) = options.volume.first() {
+        return Err(volume_of_a_program(&options.dc, volume));
+    }
     if is_inside(&options.dc) {
         return run_from_inside(options);
     }
-    let Options { mut start, node, root, spread, dc, argv } = options;
+    let Options { mut start, node, root, spread, dc, argv, volume: _ } = options;
     start.variables.add(spread.iter().flat_map(spread_variables));
     let manner = start.manner();
     start.demand_terminal()?;

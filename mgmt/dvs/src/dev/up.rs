@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use client::{Client, DevCluster, DevNode, Places, ProcessId};
-use mgmt_api::NodeState;
+use mgmt_api::{AllowedVolume, NodeState};
 use pki::{Authority, NodeRequest, Validity};
 use serde::Serialize;
 
@@ -107,6 +107,8 @@ pub struct Wish<'a> {
     pub pairs: Option<u8>,
     /// Whether links are encrypted; the daemon's default when absent.
     pub link_tls: Option<bool>,
+    /// Directories that containers may have as volumes.
+    pub volumes: &'a [AllowedVolume],
     pub contents: Contents,
     /// The binary whose `daemon` command the nodes run; our own when absent.
     pub program: Option<PathBuf>,
@@ -227,6 +229,7 @@ fn plan(places: &Places, wish: &Wish<'_>) -> Result<DevCluster, UpError> {
         etcd_members: wish.engine.members(wish.nodes),
         pairs: wish.pairs,
         link_tls: wish.link_tls,
+        volumes: wish.volumes.to_vec(),
         is_bare: wish.contents == Contents::Nothing,
         hub: None,
         nodes: (0..usize::from(wish.nodes)).map(node).collect(),
@@ -321,6 +324,8 @@ struct DaemonFile<'a> {
     link_tls: Option<bool>,
     ethernet: &'a str,
     log: &'a str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    volumes: Vec<AllowedVolume>,
     #[serde(skip_serializing_if = "Option::is_none")]
     etcd: Option<EtcdTable>,
 }
@@ -355,6 +360,7 @@ struct Joined {
     transport: Option<String>,
     pairs: Option<u8>,
     link_tls: Option<bool>,
+    volumes: Vec<AllowedVolume>,
     etcd: Option<EtcdTable>,
 }
 
@@ -365,6 +371,7 @@ pub fn start_daemon(places: &Places, cluster: &mut DevCluster, index: usize) -> 
         transport: cluster.transport.clone(),
         pairs: cluster.pairs,
         link_tls: cluster.link_tls,
+        volumes: cluster.volumes.clone(),
         etcd: EtcdTable::of(cluster, index),
     };
     let program = cluster.program.to_string_lossy().into_owned();
@@ -402,6 +409,7 @@ fn write_settings(places: &Places, cluster: &str, joined: Joined, node: &DevNode
         link_tls: joined.link_tls,
         ethernet: network::INSIDE,
         log: "info",
+        volumes: joined.volumes,
         etcd: joined.etcd,
     };
     let write = |source| UpError::Write { path: node.config.clone(), source };

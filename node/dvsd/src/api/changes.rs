@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::dcs::{Progress, wait_until};
 use super::failure::{Failure, no_such_dc};
-use super::spans::{contended, demand_lasting, known_nodes};
+use super::spans::{contended, demand_lasting, demand_volumes, known_nodes};
 use super::{Api, blocking, parse, read_body};
 use crate::kinds::KINDS;
 use crate::ledger::{self, Accounts, Booking, Change};
@@ -39,7 +39,12 @@ pub async fn change(State(api): State<Arc<Api>>, Path(dc): Path<String>, body: B
 }
 
 fn apply(engine: &dyn Engine, record: &mut DcRecord, change: &DcChange) -> Result<(), ErrorBody> {
+    let volumes = record.spec.volumes.clone();
     record.spec = changed(&record.spec, change)?;
+    // What it had before is not of this change, whatever its nodes allow by now.
+    if record.spec.volumes != volumes {
+        demand_volumes(engine, &record.spec, &record.spec.nodes).map_err(|failed| failed.0)?;
+    }
     demand_release(&record.spec, level::of(engine).map_err(|error| Failure::from(error).0)?)?;
     spec::check(&record.spec, &known_nodes(engine).map_err(|failed| failed.0)?)
 }
@@ -55,7 +60,7 @@ pub fn admit(engine: &dyn Engine, record: &DcRecord, change: &DcChange, nodes: &
 
 /// The description as it is to be.
 fn changed(spec: &DcSpec, change: &DcChange) -> Result<DcSpec, ErrorBody> {
-    let DcChange { generation: _, limits, env, egress, nbd, ports } = change;
+    let DcChange { generation: _, limits, env, egress, nbd, ports, volumes } = change;
     let mut spec = spec.clone();
     spec.limits = changed_limits(&spec.limits, limits)?;
     for (name, value) in env {
@@ -64,6 +69,7 @@ fn changed(spec: &DcSpec, change: &DcChange) -> Result<DcSpec, ErrorBody> {
     spec.egress = egress.clone().unwrap_or(spec.egress);
     spec.nbd = nbd.clone().unwrap_or(spec.nbd);
     spec.ports = ports.clone().unwrap_or(spec.ports);
+    spec.volumes = volumes.clone().unwrap_or(spec.volumes);
     Ok(spec)
 }
 
@@ -122,12 +128,13 @@ fn demand_generation(record: &DcRecord, wanted: Option<u64>) -> Result<(), Error
 /// Daemons of the release before cannot read such a container any more.
 pub fn demand_release(spec: &DcSpec, level: u64) -> Result<(), ErrorBody> {
     let is_known = spec.ports.is_empty() && spec.egress.is_none() && spec.env.is_empty();
-    let is_known = is_known && spec.nbd.is_none() && !spec.disks.iter().any(DiskSpec::is_replicated);
+    let is_known =
+        is_known && spec.volumes.is_empty() && spec.nbd.is_none() && !spec.disks.iter().any(DiskSpec::is_replicated);
     if is_known || level >= records::FORMAT {
         return Ok(());
     }
     Err(unknown_to_some(
-        "published ports, no way out, no environment of containers, no disks over NBD and no copies of disks",
+        "published ports, no way out, no environment of containers, no host volumes, no disks over NBD and no copies of disks",
     ))
 }
 

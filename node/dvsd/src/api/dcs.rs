@@ -22,7 +22,7 @@ use super::failure::{Failure, failure, no_such_dc};
 use super::gate::Caller;
 use super::inhabitants::{container_of, without_the_node};
 use super::tree::Sight;
-use super::{Api, blocking, changes, nodes, parse, phase, read_body};
+use super::{Api, blocking, changes, nodes, parse, phase, read_body, spans};
 use crate::farewell::{self, Ending};
 use crate::kinds;
 use crate::ledger::{self, Booking, Change};
@@ -35,6 +35,7 @@ use crate::space;
 use crate::spec;
 use crate::succession;
 use crate::uids::DC_ID_MAX;
+use crate::volumes;
 
 /// Making namespaces, network and servers on all nodes takes a second; a large volume after a crash some more.
 pub const START_LIMIT: Duration = Duration::from_secs(60);
@@ -351,11 +352,14 @@ fn decide(engine: &dyn Engine, spec: &DcSpec, desired: Desired) -> Result<Decisi
         demand_listed_alive(&spec.name, &spec.nodes, "cannot start", [&living, &members])?;
     }
     let mut known = spec::KnownNodes::new();
+    let mut allowed = BTreeMap::new();
     for entry in &members.entries {
         let node: NodeRecord = records::decode(entry)?;
+        allowed.insert(node.name.clone(), node.volumes);
         known.insert(node.name, node.cpu_list);
     }
     spec::check(spec, &known)?;
+    volumes::admit(spec, &spec.nodes, &allowed)?;
     let wishes: BTreeMap<String, NodeWish> = records::by_name(records::NODE_WISHES, &wishes)?;
     if let Some(node) = spec.nodes.iter().find(|node| wishes.get(*node).is_some_and(|wish| wish.cordoned)) {
         return Err(ErrorBody::new(
@@ -552,6 +556,8 @@ fn has_failed(view: &DcView) -> bool {
 async fn start_and_wait(api: &Arc<Api>, dc: &str, snapshot: Option<String>) -> Result<Dc, Failure> {
     let mut before = api.dc(dc).await?;
     demand_all_alive(api, &before, "cannot start").await?;
+    let (also, spec) = (Arc::clone(api), before.record.spec.clone());
+    blocking(move || spans::demand_volumes(&*also.context.engine, &spec, &spec.nodes)).await?;
     if let Some(snapshot) = &snapshot {
         // Programs do not have another tree from one moment to the next.
         let hint = format!("dvs fs snapshot restore {dc} {snapshot}, which stops it");

@@ -285,6 +285,7 @@ pub fn nodes(context: &Context) -> Result<Vec<Node>, EngineError> {
                 memory_bytes: record.memory_bytes,
                 capacity: account.capacity,
                 promised: account.promised,
+                volumes: record.volumes,
                 dcs,
                 problems,
                 disk_free_bytes,

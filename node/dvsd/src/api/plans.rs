@@ -67,6 +67,7 @@ async fn new(api: &Arc<Api>, spec: DcSpec, running: bool) -> Result<DcPlan, Fail
     let mut what = vec![format!("new, on {}", spec.nodes.join(", "))];
     what.extend(spec.services.iter().map(|service| format!("service {}: new", service.name)));
     what.extend(spec.ports.iter().map(|port| format!("port {port}: published")));
+    what.extend(spec.volumes.iter().map(|volume| format!("volume {volume}: seen")));
     let dc = spec.name.clone();
     let request = PlanRequest::DcCreate { spec: Box::new(spec), start: running };
     let refused = admitted.err().map(|Failure(body)| body);
@@ -200,8 +201,14 @@ fn change(is: &DcSpec, wanted: &DcSpec) -> (DcChange, Vec<String>) {
         what.push(format!("disks over NBD: {to}"));
         change.nbd = Some(wanted.nbd.clone());
     }
-    let is_other = |one: &[_], other: &[_]| one.iter().any(|port| !other.contains(port));
-    if is_other(&is.ports, &wanted.ports) || is_other(&wanted.ports, &is.ports) {
+    if differ(&is.volumes, &wanted.volumes) {
+        let gone = is.volumes.iter().filter(|volume| !wanted.volumes.contains(volume));
+        what.extend(gone.map(|volume| format!("volume {volume}: from the next start on not seen as it was")));
+        let new = wanted.volumes.iter().filter(|volume| !is.volumes.contains(volume));
+        what.extend(new.map(|volume| format!("volume {volume}: seen from the next start on")));
+        change.volumes = Some(wanted.volumes.clone());
+    }
+    if differ(&is.ports, &wanted.ports) {
         let gone = is.ports.iter().filter(|port| !wanted.ports.contains(port));
         what.extend(gone.map(|port| format!("port {port}: published no more as it was")));
         let new = wanted.ports.iter().filter(|port| !is.ports.contains(port));
@@ -209,6 +216,12 @@ fn change(is: &DcSpec, wanted: &DcSpec) -> (DcChange, Vec<String>) {
         change.ports = Some(wanted.ports.clone());
     }
     (change, what)
+}
+
+/// In whatever order they are.
+fn differ<T: PartialEq>(one: &[T], other: &[T]) -> bool {
+    let lacks = |those: &[T], these: &[T]| these.iter().any(|it| !those.contains(it));
+    lacks(one, other) || lacks(other, one)
 }
 
 fn limits(limits: &Limits) -> BTreeMap<String, Value> {
@@ -284,6 +297,17 @@ mod tests {
             "ports": [],
         });
         assert_eq!(asked[1]["change"], change);
+    }
+
+    #[test]
+    fn volumes_are_one_change_of_all_of_them_and_their_order_is_none() {
+        let (data, docs) = (json!({ "host": "/a", "path": "/data" }), json!({ "host": "/b", "path": "/docs" }));
+        let of = |volumes: &[&Value]| spec(json!({ "volumes": volumes }));
+        let (change, said) = change(&of(&[&data]), &of(&[&docs]));
+        assert_eq!(change.volumes, Some(of(&[&docs]).volumes));
+        assert!(said.len() == 2 && said[0].contains("/a:/data") && said[1].contains("/b:/docs"), "{said:?}");
+        let (same, said) = super::change(&of(&[&data, &docs]), &of(&[&docs, &data]));
+        assert_eq!((same, said.len()), (DcChange::default(), 0));
     }
 
     #[test]

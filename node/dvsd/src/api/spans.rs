@@ -13,7 +13,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use cluster::{Compare, Engine, Op, Outcome};
-use mgmt_api::{Dc, DcNodeRequest, ErrorBody, ErrorKind, Promise, Why};
+use mgmt_api::{Dc, DcNodeRequest, DcSpec, ErrorBody, ErrorKind, Promise, Why};
 use serde::Deserialize;
 
 use super::dcs::{Progress, START_LIMIT, STOP_LIMIT, demand_alive, progress_of_start, wait_until};
@@ -24,6 +24,7 @@ use crate::ledger::{self, Change};
 use crate::placer;
 use crate::records::{self, DcRecord, DcView, Desired, NodeRecord};
 use crate::spec;
+use crate::volumes;
 
 /// Others may be faster this often; each time one of them has got on.
 const ATTEMPTS: usize = 100;
@@ -129,6 +130,7 @@ fn seat(engine: &dyn Engine, dc: &str, node: &str) -> Result<DcView, Failure> {
         }
         let record = with_node(&view.record, node)?;
         spec::check(&record.spec, &known_nodes(engine)?)?;
+        demand_volumes(engine, &record.spec, &[node.to_owned()])?;
         demand_open(engine, dc, node)?;
         let accounts = ledger::accounts(engine)?;
         demand_promise(&accounts, &record, node)?;
@@ -152,6 +154,7 @@ fn seat(engine: &dyn Engine, dc: &str, node: &str) -> Result<DcView, Failure> {
 pub fn admit(engine: &dyn Engine, record: &DcRecord, node: &str) -> Result<(), Failure> {
     let with = with_node(record, node)?;
     spec::check(&with.spec, &known_nodes(engine)?)?;
+    demand_volumes(engine, &with.spec, &[node.to_owned()])?;
     demand_open(engine, &record.spec.name, node)?;
     demand_promise(&ledger::accounts(engine)?, &with, node)
 }
@@ -203,6 +206,15 @@ pub fn known_nodes(engine: &dyn Engine) -> Result<spec::KnownNodes, Failure> {
         known.insert(node.name, node.cpu_list);
     }
     Ok(known)
+}
+
+/// Whether these nodes allow the directories that a container wants of them, by what they say of themselves.
+pub fn demand_volumes(engine: &dyn Engine, spec: &DcSpec, nodes: &[String]) -> Result<(), Failure> {
+    if spec.volumes.is_empty() {
+        return Ok(());
+    }
+    let known = records::members(engine)?.into_values().map(|node| (node.name, node.volumes)).collect();
+    Ok(volumes::admit(spec, nodes, &known)?)
 }
 
 /// The container with one more node.

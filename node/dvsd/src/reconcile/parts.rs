@@ -913,13 +913,14 @@ impl Parts {
     fn keeper_role(&self, restarts: u64) -> Result<Role, Problem> {
         let spec = &self.share.spec;
         let config = &self.context.config;
+        let uid_base = crate::uids::inside(self.share.id);
         let hosts = self.hosts()?;
         self.tell_hosts()?;
         self.tell_resolver()?;
         let options = KeeperOptions {
             control: self.keeper_socket(),
             log_dir: programs_dir(&self.state_dir),
-            uid_base: crate::uids::inside(self.share.id),
+            uid_base,
             pid_base: self.share.pid_base,
             pid_span: abi::limits::PIDS_PER_NODE,
             node: config.node.clone(),
@@ -932,6 +933,7 @@ impl Parts {
             terminals: spec.limits.terminals,
             open_files: spec.limits.open_files,
             with_opt: spec.with_opt,
+            volumes: crate::volumes::mounts(spec, &config.node, &config.volumes, uid_base)?,
             spans: self.share.has_call_gate(),
             shows_all: spec.proc == mgmt_api::ProcView::All,
             launch_limit_ms: None,

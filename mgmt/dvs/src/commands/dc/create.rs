@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use client::{AfterCreate, Client};
 use mgmt_api::{
-    DcSpec, DiskSpec, DiskStore, EgressRule, Limits, NoEgressRule, Node, NodeState, ProcView, ServerKind, ServerSpec,
-    WaitMode, default_subnet,
+    DcSpec, DiskSpec, DiskStore, EgressRule, HostVolume, Limits, NoEgressRule, NoHostVolume, Node, NodeState, ProcView,
+    ServerKind, ServerSpec, WaitMode, default_subnet,
 };
 
 use super::super::port::{PortList, parse_ports};
@@ -32,6 +32,7 @@ Examples:
   dvs dc create small --nodes n1 --disk 512M --memory 256M --cpus 0.5
   dvs dc create spread --fs-node n2 --disk-node n3
   dvs dc create web --nodes n1,n2 -p 8080:80 --start
+  dvs dc create web --nodes n1,n2 -v /srv/data:/data -v /srv/docs:/docs:ro --start
   dvs dc create safe --nodes n1,n2,n3 --replicas 2 --start
   dvs dc create -f dc.toml --start
 
@@ -74,6 +75,11 @@ dc.toml:
   protocol = \"tcp\"                     # or udp
   nodes = [\"n1\", \"n2\"]               # all of the container when absent
   proxy_protocol = false
+  [[volumes]]
+  host = \"/srv/data\"                   # a directory that the nodes' administrators allow
+  path = \"/data\"                       # where programs see it
+  read_only = false
+  nodes = [\"n1\", \"n2\"]               # all of the container when absent
 More of [[services]]: dvs service add --help")]
 pub struct Options {
     /// Name: a-z, 0-9 and -, beginning with a letter, at most 32.
@@ -139,6 +145,10 @@ pub struct Options {
     /// Publish a port at its nodes, as in 8080:80 or 127.0.0.1:5353:53/udp; may be repeated. See dvs port add --help.
     #[arg(short, long, value_name = "[ADDRESS:]PORT:PORT", value_parser = parse_ports)]
     publish: Vec<PortList>,
+    /// Show its programs a directory of their node, one that its administrator allows (volumes in dvsd.toml); may be
+    /// repeated.
+    #[arg(short, long, value_name = "HOST-PATH:PATH[:ro]", value_parser = parse_volume)]
+    volume: Vec<HostVolume>,
     /// Let its programs connect to the outside, through their node; of the cluster's nodes they reach none.
     #[arg(long)]
     egress: bool,
@@ -213,6 +223,7 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
         egress: None,
         nbd: None,
         ports: Vec::new(),
+        volumes: Vec::new(),
     });
     if let Some(name) = options.name {
         spec.name = name;
@@ -246,11 +257,16 @@ fn merge(base: Option<DcSpec>, options: Options) -> Result<DcSpec, Failure> {
         egress.allow.extend(options.egress_allow.iter().map(ToString::to_string));
     }
     spec.ports.extend(options.publish.into_iter().flat_map(|PortList(ports)| ports));
+    spec.volumes.extend(options.volume);
     Ok(spec)
 }
 
 pub fn parse_egress_rule(text: &str) -> Result<EgressRule, String> {
     text.parse().map_err(|error: NoEgressRule| error.to_string())
+}
+
+pub fn parse_volume(text: &str) -> Result<HostVolume, String> {
+    text.parse().map_err(|error: NoHostVolume| error.to_string())
 }
 
 fn parse_proc_view(text: &str) -> Result<ProcView, String> {

@@ -52,6 +52,7 @@ mod tests {
             "disks": [{ "name": "root", "bytes": 1 << 30 }], "servers": [{ "kind": "fs", "node": "n1" }],
             "services": [{ "name": "web", "command": ["/bin/sh", "-c", "exit \"$1\"\n"], "health": { "tcp": 80 } }],
             "ports": [{ "published": 80, "port": 8080 }],
+            "volumes": [{ "host": "/srv/data", "path": "/data", "nodes": ["n1"] }, { "host": "/a", "path": "/b", "read_only": true }],
         });
         let dc: Dc = serde_json::from_value(json!({
             "id": 1, "spec": spec, "phase": "running", "shares": [], "generation": 7, "created_s": 0,

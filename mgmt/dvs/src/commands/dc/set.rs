@@ -5,11 +5,11 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
 use clap::Args;
-use mgmt_api::{Bytes, DcChange, DcPhase, EgressRule, EgressSpec};
+use mgmt_api::{Bytes, DcChange, DcPhase, EgressRule, EgressSpec, HostVolume};
 use serde_json::Value;
 
 use super::super::{Outcome, block_on, daemon, names, print, say};
-use super::create::parse_egress_rule;
+use super::create::{parse_egress_rule, parse_volume};
 use super::view;
 use crate::cli::Global;
 use crate::errors::Failure;
@@ -19,7 +19,8 @@ use crate::units::{parse_bytes, parse_env};
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Limits hold at once, for what runs already too, but open files and terminals: these hold from the next start of the container \
-on. Variables hold for programs that start from now on; what dvs run --env says wins. A limit can be 'default'. Ports come and \
+on. Variables hold for programs that start from now on; what dvs run --env says wins. A limit can be 'default'. Volumes hold from the next start \
+of the container on. Ports come and \
 go by dvs port, nodes by dvs dc add-node, services by dvs service. When a node cannot follow, nothing is changed.
 
 Examples:
@@ -27,7 +28,8 @@ Examples:
   dvs dc set shop --cpus default
   dvs dc set shop --env LANG=de_DE.UTF-8 --unset DEBUG
   dvs dc set shop --egress-allow 198.51.100.0/24:443      its programs reach this and no more
-  dvs dc set shop --no-egress")]
+  dvs dc set shop --no-egress
+  dvs dc set shop -v /srv/data:/data:ro     this directory of the nodes and no other")]
 pub struct Options {
     /// Container.
     #[arg(add = names::containers())]
@@ -68,6 +70,12 @@ pub struct Options {
     /// Let them reach nothing outside.
     #[arg(long, conflicts_with = "egress_allow")]
     no_egress: bool,
+    /// Show its programs these directories of their nodes and no others; may be repeated.
+    #[arg(short, long, value_name = "HOST-PATH:PATH[:ro]", value_parser = parse_volume)]
+    volume: Vec<HostVolume>,
+    /// Show them none.
+    #[arg(long, conflicts_with = "volume")]
+    no_volumes: bool,
 }
 
 /// As in `DcChange`; null: as usual.
@@ -97,6 +105,7 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
     let waits: Vec<&str> = [("open_files", "open files"), ("terminals", "terminals")]
         .into_iter()
         .filter_map(|(limit, name)| change.limits.contains_key(limit).then_some(name))
+        .chain(change.volumes.is_some().then_some("volumes"))
         .collect();
     say(&format!("container '{dc}' is changed"));
     if !waits.is_empty() && changed.phase != DcPhase::Stopped {
@@ -128,7 +137,9 @@ fn change(options: Options) -> Result<DcChange, Failure> {
         (_, false, []) => None,
         (.., rules) => Some(Some(EgressSpec { allow: rules.iter().map(ToString::to_string).collect() })),
     };
-    let change = DcChange { generation: None, limits: limits.collect(), env, egress, ..DcChange::default() };
+    let volumes = (options.no_volumes || !options.volume.is_empty()).then_some(options.volume);
+    let limits = limits.collect();
+    let change = DcChange { generation: None, limits, env, egress, volumes, ..DcChange::default() };
     if change == DcChange::default() {
         return Err(Failure::usage("nothing is to be changed").hint("dvs dc set --help"));
     }
@@ -172,11 +183,24 @@ mod tests {
         assert_eq!(all, Ok(expected));
         assert_eq!(asked("--no-egress"), Ok(json!({ "egress": null })));
         assert_eq!(asked("--egress"), Ok(json!({ "egress": {} })));
+        let volumes =
+            json!({ "volumes": [{ "host": "/a", "path": "/b" }, { "host": "/c", "path": "/d", "read_only": true }] });
+        assert_eq!(asked("-v /a:/b -v /c:/d:ro"), Ok(volumes));
+        assert_eq!(asked("--no-volumes"), Ok(json!({ "volumes": [] })));
     }
 
     #[test]
     fn senseless_ones_are_refused() {
-        for bad in ["", "--memory much", "--cpus nan", "--env A=1 --unset A", "--egress --no-egress", "--env A"] {
+        for bad in [
+            "",
+            "--memory much",
+            "--cpus nan",
+            "--env A=1 --unset A",
+            "--egress --no-egress",
+            "-v a:/b",
+            "-v /a:/b --no-volumes",
+            "--env A",
+        ] {
             assert!(asked(bad).is_err(), "{bad}");
         }
     }

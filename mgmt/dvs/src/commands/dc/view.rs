@@ -70,6 +70,10 @@ pub fn whole(whole: &Whole, out: &mut impl Write) -> io::Result<()> {
         let nodes = if port.nodes.is_empty() { "each node".to_owned() } else { port.nodes.join(", ") };
         fact("port", format!("{port} at {nodes}"));
     }
+    for volume in &dc.spec.volumes {
+        let nodes = if volume.nodes.is_empty() { "each node".to_owned() } else { volume.nodes.join(", ") };
+        fact("volume", format!("{volume} of {nodes}"));
+    }
     if let Some(egress) = &dc.spec.egress {
         let all = "everything but the cluster's nodes".to_owned();
         fact("egress", if egress.allow.is_empty() { all } else { egress.allow.join(", ") });
