@@ -263,7 +263,11 @@ fn overlay_network() -> Result<(), Box<dyn Error>> {
     links.set_port(&vxlan, &bridge, crate::links::PortTrust::Open)?;
     let veth = links.ensure_veth("dvsprobev", "eth0", &inside)?;
     let (mac, address) = (overlay::mac(1, 0), Ipv4Addr::LOCALHOST);
-    filter::ensure(&mut links, &veth, &filter::Bounds { mac, address, subnet: "127.0.0.0/8".parse()? })?;
+    filter::ensure(
+        &mut links,
+        &veth,
+        &filter::Bounds { mac, address, subnet: "127.0.0.0/8".parse()?, address_ipv6: None },
+    )?;
     links.set_port(&veth, &bridge, crate::links::PortTrust::Locked)?;
     Ok(())
 }
