@@ -393,6 +393,9 @@ pub struct NodeShare {
     pub phase: DcPhase,
     /// Address of the container on this node.
     pub address: String,
+    /// Its other one, where the node has IPv6. It follows from the container's number and the node's seat.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address_ipv6: Option<std::net::Ipv6Addr>,
     /// First PID of the node's range.
     pub pid_base: u32,
     /// Endpoints that this node gives to programs: the first, and the one after the last.

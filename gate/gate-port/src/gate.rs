@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -79,7 +79,7 @@ struct Dialling {
     introduction: Introduction,
     client: OwnedFd,
     dial: Dial,
-    attempts: Vec<(u64, Ipv4Addr, OwnedFd)>,
+    attempts: Vec<(u64, IpAddr, OwnedFd)>,
     /// What the kernel said of the client meanwhile.
     said: Readiness,
 }
@@ -154,7 +154,7 @@ impl PortGate {
             epoll,
             control,
             stop,
-            nodes: NodeAddresses { own: Ipv4Addr::LOCALHOST, others: Vec::new() },
+            nodes: NodeAddresses { own: Ipv4Addr::LOCALHOST.into(), others: Vec::new() },
             ports: BTreeMap::new(),
             links: BTreeMap::new(),
             attempts: BTreeMap::new(),
@@ -445,7 +445,7 @@ impl PortGate {
             return Some((number, port.inside, port.introduction, dial));
         }
         let way = self.leaving.as_ref()?.way.policy.way_of_node(meant(client)?)?;
-        Some((OUT, way.port(), Introduction::None, Dial::one(*way.ip(), now)))
+        Some((OUT, way.port(), Introduction::None, Dial::one((*way.ip()).into(), now)))
     }
 
     fn begin(&mut self, dialling: Dialling) {
@@ -530,14 +530,13 @@ impl PortGate {
         }
     }
 
-    fn attempt(&mut self, number: u64, node: Ipv4Addr, inside: u16) {
+    fn attempt(&mut self, number: u64, node: IpAddr, inside: u16) {
         let attempt = self.number();
-        let begun =
-            socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
-                .and_then(|socket| match connect(&socket, &SocketAddrV4::new(node, inside)) {
-                    Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
-                    Err(cause) => Err(cause),
-                });
+        let begun = socket_with(family(node), SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+            .and_then(|socket| match connect(&socket, &SocketAddr::new(node, inside)) {
+                Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+                Err(cause) => Err(cause),
+            });
         let watched = begun.map_err(io::Error::from).and_then(|socket| {
             self.watch(&socket, Token::Attempt(attempt), epoll::EventFlags::OUT)?;
             Ok(socket)
@@ -553,7 +552,7 @@ impl PortGate {
         }
     }
 
-    fn refused(&mut self, number: u64, node: Ipv4Addr) {
+    fn refused(&mut self, number: u64, node: IpAddr) {
         let now = self.now_ms();
         let Some(Link::Dialling(dialling)) = self.links.get_mut(&number) else { return };
         dialling.dial.refused(now);
@@ -577,7 +576,7 @@ impl PortGate {
         }
     }
 
-    fn connect(&mut self, number: u64, node: Ipv4Addr, socket: OwnedFd) {
+    fn connect(&mut self, number: u64, node: IpAddr, socket: OwnedFd) {
         let Some(Link::Dialling(dialling)) = self.links.remove(&number) else { return };
         let Dialling { port, introduction, client, attempts, said, .. } = dialling;
         for (other, ..) in &attempts {
@@ -701,6 +700,10 @@ fn introduced(client: &OwnedFd) -> Vec<u8> {
 /// Whom a connection was for, on which the gate stands for him.
 fn meant(client: &OwnedFd) -> Option<SocketAddrV4> {
     SocketAddrV4::try_from(getsockname(client).ok()?).ok()
+}
+
+fn family(address: IpAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
 }
 
 fn stream_flags() -> epoll::EventFlags {

@@ -65,6 +65,7 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
         release: own.release.clone(),
         records: own.reads,
         services: true,
+        ipv6: ipv6_here(config),
     };
     let removed = records::removed_key(&record.name);
     loop {
@@ -80,6 +81,12 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
         }
         // The level rose, or another node came: both happen a few times in the life of a cluster.
     }
+}
+
+/// Whether containers have IPv6 on this node; a change is said when the daemon begins.
+fn ipv6_here(config: &Config) -> bool {
+    let here = sandbox::overlay::ipv6_here(config.addresses().own());
+    here.inspect_err(|why| tracing::info!(%why, "containers have no IPv6 on this node")).is_ok()
 }
 
 /// What the daemon before said of containers: its lease may outlive the machine that ran them by seconds, in which

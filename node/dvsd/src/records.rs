@@ -84,6 +84,9 @@ pub struct NodeRecord {
     /// It knows services, and may be given some.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub services: bool,
+    /// Containers have addresses of IPv6 there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ipv6: bool,
     /// Formats of all this that it reads.
     #[serde(default = "of_the_first_release")]
     pub records: Versions,
