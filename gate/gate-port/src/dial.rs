@@ -2,10 +2,10 @@
 //!
 //! Nobody says where somebody listens: a connection is tried. A port at which nobody listens refuses at once, so the
 //! own node is asked first, then those that took a connection when they were asked last, in turn, then the others. A
-//! node that says nothing is given [`STAGGER_MS`], then the next one is asked beside it. A node with IPv6 is asked at both
-//! of its addresses, for a program may listen at one of them alone; first at the one that took a connection last, else
-//! at that of IPv4. When all have refused the
-//! client is kept for [`HOLD_MS`]: a listener that moves, or begins anew, is there again within that time.
+//! node that says nothing is given [`STAGGER_MS`], then the next one is asked beside it. A node with IPv6 is asked at
+//! both of its addresses, for a program may listen at one of them alone; first at the one that took a connection last,
+//! else at that of IPv4. When all have refused the client is kept for [`HOLD_MS`]: a listener that moves, or begins
+//! anew, is there again within that time.
 
 use std::net::IpAddr;
 

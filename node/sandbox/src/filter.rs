@@ -4,15 +4,16 @@
 //! no VLAN tag, come from the container's own layer-2 address, go to a member of the same container, and are IPv4, IPv6
 //! or ARP with the container's own address as source, and IPv4 and IPv6 only to an address of the container's own
 //! network. That the destination must be a member keeps frames away from the node's own stack too: the bridge's own
-//! address is not of that form, nor is any address of a group, so root in a container cannot speak to the node, nor hand
-//! it encapsulated frames for a foreign network. The address says the same once more, for nodes on which bridged frames
-//! pass the firewall (`br_netfilter`): a rule there that rewrites destinations would take a frame for an address of the
-//! node to the node, whatever its layer-2 address.
+//! address is not of that form, nor is any address of a group, so root in a container cannot speak to the node, nor
+//! hand it encapsulated frames for a foreign network. The address says the same once more, for nodes on which bridged
+//! frames pass the firewall (`br_netfilter`): a rule there that rewrites destinations would take a frame for an address
+//! of the node to the node, whatever its layer-2 address.
 //!
 //! IPv6 carries its own gossip (who is where, who routes) in ICMPv6, and may hide it behind headers in front of it.
-//! Members need none of it, as their neighbours are told to them. So of ICMPv6 only errors and echoes pass, and in front
-//! of TCP, UDP, SCTP and ICMPv6 stands at most the header of a fragment: all others are not for networks of this kind,
-//! and whoever looks behind one would have to look behind any number of them. What a fragment is of, the first one says.
+//! Members need none of it, as their neighbours are told to them. So of ICMPv6 only errors and echoes pass, and in
+//! front of TCP, UDP, SCTP and ICMPv6 stands at most the header of a fragment: all others are not for networks of this
+//! kind, and whoever looks behind one would have to look behind any number of them. What a fragment is of, the first
+//! one says.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 

@@ -134,15 +134,16 @@ impl Subnet {
 /// Bits of an address of IPv6 that say of which container it is.
 pub const PREFIX_BITS_IPV6: u8 = 64;
 
-/// The IPv6 network of container `dc`: `fd64:7673:` (unique local addresses, RFC 4193, and "dvs"), the container's number,
-/// 64 bits for its nodes. Whoever else uses the same addresses is as far away as whoever else uses 10.1.0.0/24: no packet
-/// of it ever comes here.
+/// The IPv6 network of container `dc`: `fd64:7673:` (unique local addresses, RFC 4193, and "dvs"), the container's
+/// number, 64 bits for its nodes. Whoever else uses the same addresses is as far away as whoever else uses 10.1.0.0/24:
+/// no packet of it ever comes here.
 pub fn network_ipv6(dc: u32) -> Ipv6Addr {
     let [high, low] = [(dc >> 16) as u16, dc as u16];
     Ipv6Addr::new(0xfd64, 0x7673, high, low, 0, 0, 0, 0)
 }
 
-/// The address of container `dc` on the node at position `index`, which ends in the `index`+1-th number, as that of IPv4.
+/// The address of container `dc` on the node at position `index`, which ends in the `index`+1-th number, as that of
+/// IPv4.
 pub fn address_ipv6(dc: u32, index: u8) -> Ipv6Addr {
     Ipv6Addr::from_bits(network_ipv6(dc).to_bits() | (u128::from(index) + 1))
 }
@@ -168,16 +169,25 @@ pub enum NoIpv6 {
 /// # Errors
 /// They have none, and why.
 pub fn ipv6_here(underlay: IpAddr) -> Result<(), NoIpv6> {
+    ipv6_is_on()?;
+    let Interface { name, mtu, .. } = Links::here()?.holding(underlay)?;
+    if mtu < MTU_MIN_IPV6 + overhead(underlay) {
+        return Err(NoIpv6::Mtu { name, mtu });
+    }
+    Ok(())
+}
+
+/// Whether the kernel has IPv6, and nobody switched it off where the calling thread is.
+///
+/// # Errors
+/// What is not so.
+pub fn ipv6_is_on() -> Result<(), NoIpv6> {
     for of in ["all", "default"] {
         match std::fs::read_to_string(setting(of, "disable_ipv6")) {
             Ok(said) if said.trim() == "0" => (),
             Ok(_) => return Err(NoIpv6::SwitchedOff(of)),
             Err(_) => return Err(NoIpv6::Kernel),
         }
-    }
-    let Interface { name, mtu, .. } = Links::here()?.holding(underlay)?;
-    if mtu < MTU_MIN_IPV6 + overhead(underlay) {
-        return Err(NoIpv6::Mtu { name, mtu });
     }
     Ok(())
 }
@@ -390,15 +400,15 @@ impl Overlay {
     fn set_inside(&self, container: impl AsFd, settings: &[(&'static str, &str)]) -> Result<(), OverlayError> {
         netns::within(container, || {
             settings.iter().try_for_each(|(name, value)| {
-                let path = setting(INNER_NAME, name);
-                // Where these cannot be written (a read-only /proc/sys) they may well be as they should be.
-                match std::fs::read_to_string(&path) {
-                    Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(()),
-                    Ok(is) if is.trim() == *value => return Ok(()),
-                    _ => (),
+                match std::fs::write(setting(INNER_NAME, name), value) {
+                    // With a read-only /proc/sys they are what they are: the filter keeps away what they would
+                    // believe, and an address that cannot be had shows when it is given.
+                    Err(cause) if matches!(cause.raw_os_error(), Some(libc::ENOENT | libc::EROFS | libc::EACCES)) => {
+                        tracing::debug!(dc = self.dc, name, %cause, "a setting stays as it is");
+                        Ok(())
+                    }
+                    written => written.map_err(|cause| OverlayError::Setting { dc: self.dc, setting: name, cause }),
                 }
-                let written = std::fs::write(&path, value);
-                written.map_err(|cause| OverlayError::Setting { dc: self.dc, setting: name, cause })
             })
         })?
     }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
@@ -19,6 +19,7 @@ use keeper::{CallGateFds, FuseOptions, JobFds, KeeperClient, KeeperOptions, Proc
 use mgmt_api::{DiskStore, EgressSpec, Instance, Limits, PortSpec, SharePort, Volume};
 use parking_lot::Mutex;
 use sandbox::cgroup::Cgroup;
+use sandbox::links::Network;
 use sandbox::overlay::{self, Overlay, Peer, Subnet};
 use serde_json::{Map, Value, json};
 use sys::launch::PidNamespace;
@@ -92,7 +93,9 @@ pub struct Parts {
     seats_with_ipv6: Option<u64>,
     /// Nodes of the cluster that the present gate to the outside was told of; nothing of one that an earlier daemon
     /// began.
-    kept_from: Option<Vec<Ipv4Addr>>,
+    kept_from: Option<Vec<IpAddr>>,
+    /// Where to programs get out by IPv6, as the container's routes say it; nothing of what an earlier daemon said.
+    ways_of_ipv6: Option<Vec<Network>>,
     /// The daemon's ends of desks, with the keeper that has them for the next daemon.
     desks: Mutex<BTreeMap<DeskOf, HeldDesk>>,
 }
@@ -172,6 +175,7 @@ impl Parts {
             published: Published::default(),
             seats_with_ipv6: None,
             kept_from: None,
+            ways_of_ipv6: None,
             desks: Mutex::default(),
             followed: earlier.unwrap_or_else(|| share.clone()),
             share,
@@ -360,6 +364,30 @@ impl Parts {
         {
             self.replace_port_gate(Part::Egress);
         }
+        if let Err(problem) = self.follow_ways() {
+            let problem = crate::supervise::causes(&*problem);
+            tracing::warn!(dc = self.share.id, problem, "ways out by IPv6 stay as they were");
+        }
+    }
+
+    /// What the node reaches by IPv6 the container does, as far as it may.
+    fn follow_ways(&mut self) -> Result<(), Problem> {
+        let serves = self.processes.get(&Part::Egress).is_some_and(|gate| gate.standing() == Standing::Ready);
+        let (Some(spec), true) = (&self.share.spec.egress, serves) else {
+            self.ways_of_ipv6 = None;
+            return Ok(());
+        };
+        let ways = if self.address_ipv6().is_some() { egress::ways_of_ipv6(spec)? } else { Vec::new() };
+        if self.ways_of_ipv6.as_ref() != Some(&ways) {
+            egress::follow_ways(&self.keeper()?, self.share.address_ipv6, &ways)?;
+            self.ways_of_ipv6 = Some(ways);
+        }
+        Ok(())
+    }
+
+    /// On this node, where it has IPv6.
+    fn address_ipv6(&self) -> Option<Ipv6Addr> {
+        self.context.has_ipv6(&self.context.config.node).then_some(self.share.address_ipv6)
     }
 
     /// Tells the port gate what is published, and who the nodes are.
@@ -984,16 +1012,24 @@ impl Parts {
     fn egress_role(&self, restarts: u64) -> Result<Role, Problem> {
         let keeper = self.keeper()?;
         let spec = self.share.spec.egress.clone().unwrap_or_default();
-        let fds = egress::descriptors(&keeper, self.share.spec.subnet.parse()?, self.share.address)?;
+        let (subnet, address) = (self.share.spec.subnet.parse()?, self.share.address);
+        let inside = egress::ContainerAddresses { subnet, address, address_ipv6: self.address_ipv6() };
+        let fds = egress::descriptors(&keeper, &inside)?;
         let options = egress::options(&spec, &self.cluster_addresses())?;
         self.port_gate_role(&keeper, EGRESS_GATE, options, fds, restarts)
     }
 
     /// Of all nodes of the cluster, which no container reaches.
-    fn cluster_addresses(&self) -> Vec<Ipv4Addr> {
+    fn cluster_addresses(&self) -> Vec<IpAddr> {
         let members = self.context.members.read();
-        let mut addresses: Vec<Ipv4Addr> = members.values().filter_map(|node| node.address.parse().ok()).collect();
+        let mut addresses: Vec<IpAddr> = members
+            .values()
+            .flat_map(|node| {
+                node.address.parse().ok().into_iter().chain(node.addresses_ipv6.iter().copied().map(IpAddr::V6))
+            })
+            .collect();
         addresses.sort();
+        addresses.dedup();
         addresses
     }
 
