@@ -40,8 +40,8 @@ pub struct DcSpec {
     /// In order: a node's position when the container is made gives its PID range and its address, which it keeps. They
     /// share the endpoints that programs can bind.
     pub nodes: Vec<String>,
-    /// The private network; node at position i has the i+1-th address, one that comes later the next one. Several
-    /// containers may use the same one.
+    /// The private network of IPv4; node at position i has the i+1-th address, one that comes later the next one.
+    /// Several containers may use the same one. That of IPv6 follows from the container's number.
     #[serde(default = "default_subnet")]
     pub subnet: String,
     /// Its programs see the nodes' `/opt`, as they see `/usr`: read-only, and of it what everybody on the node may
@@ -400,6 +400,9 @@ pub struct NodeShare {
     pub phase: DcPhase,
     /// Address of the container on this node.
     pub address: String,
+    /// Its other one, where the node has IPv6. It follows from the container's number and the node's seat.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address_ipv6: Option<std::net::Ipv6Addr>,
     /// First PID of the node's range.
     pub pid_base: u32,
     /// Endpoints that this node gives to programs: the first, and the one after the last.

@@ -35,13 +35,49 @@ pub enum Introduction {
     Proxy,
 }
 
+/// Where a container is on one of its nodes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NodeAddress {
+    pub ipv4: Ipv4Addr,
+    /// Where both that node and the gate's own have IPv6.
+    pub ipv6: Option<Ipv6Addr>,
+}
+
+impl NodeAddress {
+    pub fn all(self) -> impl Iterator<Item = IpAddr> {
+        std::iter::once(IpAddr::V4(self.ipv4)).chain(self.ipv6.map(IpAddr::V6))
+    }
+}
+
+impl From<Ipv4Addr> for NodeAddress {
+    fn from(ipv4: Ipv4Addr) -> NodeAddress {
+        NodeAddress { ipv4, ipv6: None }
+    }
+}
+
 /// Nodes of a container, as a gate on one of them sees them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NodeAddresses {
     /// Of the gate's own node.
-    pub own: Ipv4Addr,
+    pub own: NodeAddress,
     /// Of the others, without those that are lost.
-    pub others: Vec<Ipv4Addr>,
+    pub others: Vec<NodeAddress>,
+}
+
+impl NodeAddresses {
+    pub fn nodes(&self) -> impl Iterator<Item = NodeAddress> {
+        std::iter::once(self.own).chain(self.others.iter().copied())
+    }
+
+    /// As gates of the release before understand them.
+    pub fn without_ipv6(&self) -> NodeAddresses {
+        let others = self.others.iter().map(|node| node.ipv4.into()).collect();
+        NodeAddresses { own: self.own.ipv4.into(), others }
+    }
+
+    fn has_ipv6(&self) -> bool {
+        self.nodes().any(|node| node.ipv6.is_some())
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -82,6 +118,8 @@ const CLOSE: u8 = 1;
 const NODES: u8 = 2;
 const COUNT: u8 = 3;
 const LEAVE: u8 = 4;
+/// Not [`NODES`], of which gates of the release before know one form.
+const NODES_WITH_IPV6: u8 = 5;
 
 impl ToPortGate {
     pub fn encode(&self) -> Vec<u8> {
@@ -97,9 +135,13 @@ impl ToPortGate {
                 bytes.push(CLOSE);
                 name.encode(&mut bytes);
             }
-            ToPortGate::Nodes(NodeAddresses { own, others }) => {
+            ToPortGate::Nodes(nodes) if nodes.has_ipv6() => {
+                bytes.push(NODES_WITH_IPV6);
+                nodes.nodes().for_each(|node| node.encode(&mut bytes));
+            }
+            ToPortGate::Nodes(nodes) => {
                 bytes.push(NODES);
-                bytes.extend(std::iter::once(own).chain(others).flat_map(|address| address.octets()));
+                bytes.extend(nodes.nodes().flat_map(|node| node.ipv4.octets()));
             }
             ToPortGate::Count => bytes.push(COUNT),
             ToPortGate::Leave => bytes.push(LEAVE),
@@ -126,18 +168,48 @@ impl ToPortGate {
             }
             CLOSE => ToPortGate::Close(PortName::decode(&mut bytes)?),
             NODES => {
-                let own = Ipv4Addr::from(bytes.take::<4>()?);
+                let own = Ipv4Addr::from(bytes.take::<4>()?).into();
                 let mut others = Vec::new();
                 while !bytes.0.is_empty() {
-                    others.push(Ipv4Addr::from(bytes.take::<4>()?));
+                    others.push(Ipv4Addr::from(bytes.take::<4>()?).into());
                 }
                 ToPortGate::Nodes(NodeAddresses { own, others })
+            }
+            NODES_WITH_IPV6 => {
+                let own = NodeAddress::decode(&mut bytes)?;
+                let mut others = Vec::new();
+                while !bytes.0.is_empty() {
+                    others.push(NodeAddress::decode(&mut bytes)?);
+                }
+                let nodes = NodeAddresses { own, others };
+                if !nodes.has_ipv6() {
+                    return Err(BadPortPacket);
+                }
+                ToPortGate::Nodes(nodes)
             }
             COUNT => ToPortGate::Count,
             LEAVE => ToPortGate::Leave,
             _ => return Err(BadPortPacket),
         };
         if bytes.0.is_empty() { Ok(told) } else { Err(BadPortPacket) }
+    }
+}
+
+impl NodeAddress {
+    fn encode(&self, bytes: &mut Vec<u8>) {
+        bytes.extend(self.ipv4.octets());
+        bytes.push(u8::from(self.ipv6.is_some()));
+        bytes.extend(self.ipv6.iter().flat_map(Ipv6Addr::octets));
+    }
+
+    fn decode(bytes: &mut Bytes<'_>) -> Result<NodeAddress, BadPortPacket> {
+        let ipv4 = Ipv4Addr::from(bytes.take::<4>()?);
+        let ipv6 = match bytes.byte()? {
+            0 => None,
+            1 => Some(Ipv6Addr::from(bytes.take::<16>()?)),
+            _ => return Err(BadPortPacket),
+        };
+        Ok(NodeAddress { ipv4, ipv6 })
     }
 }
 
@@ -233,12 +305,17 @@ mod tests {
     #[test]
     fn what_is_told_is_heard_and_nothing_else_is() {
         let [tcp, udp] = names();
-        let nodes = NodeAddresses { own: Ipv4Addr::new(10, 1, 0, 1), others: vec![Ipv4Addr::new(10, 1, 0, 2)] };
+        let [own, other] = [1, 2].map(|last| NodeAddress::from(Ipv4Addr::new(10, 1, 0, last)));
+        let wide = NodeAddress { ipv6: Some(Ipv6Addr::new(0xfd64, 0x7673, 0, 7, 0, 0, 0, 2)), ..other };
+        let mixed = NodeAddresses { own, others: vec![wide, other] };
+        let nodes = NodeAddresses { own, others: vec![other, other] };
+        assert_eq!(mixed.without_ipv6(), nodes);
         let all = [
             ToPortGate::Open { name: tcp, inside: 80, introduction: Introduction::Proxy },
             ToPortGate::Open { name: udp, inside: 53, introduction: Introduction::None },
             ToPortGate::Close(udp),
             ToPortGate::Nodes(nodes),
+            ToPortGate::Nodes(mixed),
             ToPortGate::Count,
             ToPortGate::Leave,
         ];

@@ -4,11 +4,14 @@
 //! is asked then, with the datagram that was refused.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, recv, send, socket_with};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, connect_unspec, recv, send, socket_with,
+    sockopt,
+};
 use vos_api::ports::NodeAddresses;
 
 use crate::dial::Listening;
@@ -23,7 +26,9 @@ struct Flow {
     client: SocketAddr,
     /// Connected to the node that is spoken to.
     socket: OwnedFd,
-    order: Vec<Ipv4Addr>,
+    /// Of the socket.
+    family: AddressFamily,
+    order: Vec<IpAddr>,
     at: usize,
     /// By this node.
     is_answered: bool,
@@ -98,19 +103,31 @@ impl Flows {
 }
 
 impl Flow {
-    fn begin(client: SocketAddr, order: Vec<Ipv4Addr>, port: u16) -> io::Result<Flow> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
-        let mut flow = Flow { client, socket, order, at: 0, is_answered: false, last: None };
+    fn begin(client: SocketAddr, order: Vec<IpAddr>, port: u16) -> io::Result<Flow> {
+        let is_mixed = order.iter().any(IpAddr::is_ipv6);
+        let family = if is_mixed { AddressFamily::INET6 } else { AddressFamily::INET };
+        let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
+        if is_mixed {
+            sockopt::set_ipv6_v6only(&socket, false)?;
+        }
+        let mut flow = Flow { client, socket, family, order, at: 0, is_answered: false, last: None };
         flow.turn_to(port);
         Ok(flow)
     }
 
     /// To the node at its place. A way that is not there shows with the next datagram.
     fn turn_to(&mut self, port: u16) {
-        if let Some(node) = self.order.get(self.at) {
-            let _ = connect(&self.socket, &SocketAddrV4::new(*node, port));
-        }
+        let Some(node) = self.order.get(self.at).copied() else { return };
+        let to = match node {
+            // As a socket of both families writes it.
+            IpAddr::V4(node) if self.family == AddressFamily::INET6 => {
+                SocketAddrV6::new(node.to_ipv6_mapped(), port, 0, 0).into()
+            }
+            node => SocketAddr::new(node, port),
+        };
+        // Its own address was of the way to the last one.
+        let _ = connect_unspec(&self.socket);
+        let _ = connect(&self.socket, &to);
     }
 
     /// Nobody listens at the node: the next one is spoken to. False: that was the last one.

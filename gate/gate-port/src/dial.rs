@@ -2,12 +2,14 @@
 //!
 //! Nobody says where somebody listens: a connection is tried. A port at which nobody listens refuses at once, so the
 //! own node is asked first, then those that took a connection when they were asked last, in turn, then the others. A
-//! node that says nothing is given [`STAGGER_MS`], then the next one is asked beside it. When all have refused the
-//! client is kept for [`HOLD_MS`]: a listener that moves, or begins anew, is there again within that time.
+//! node that says nothing is given [`STAGGER_MS`], then the next one is asked beside it. A node with IPv6 is asked at
+//! both of its addresses, for a program may listen at one of them alone; first at the one that took a connection last,
+//! else at that of IPv4. When all have refused the client is kept for [`HOLD_MS`]: a listener that moves, or begins
+//! anew, is there again within that time.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
-use vos_api::ports::NodeAddresses;
+use vos_api::ports::{NodeAddress, NodeAddresses};
 
 /// What a silent node is waited for before the next one is asked, too.
 pub const STAGGER_MS: u64 = 250;
@@ -21,7 +23,7 @@ pub const LIMIT_MS: u64 = 5_000;
 /// Attempts for one client.
 #[derive(Debug)]
 pub struct Dial {
-    order: Vec<Ipv4Addr>,
+    order: Vec<IpAddr>,
     /// Place in the order of the next attempt.
     next: usize,
     /// That were over without success.
@@ -36,7 +38,7 @@ pub struct Dial {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DialStep {
-    Try(Ipv4Addr),
+    Try(IpAddr),
     /// Until then, or until something becomes of an attempt.
     Wait {
         until_ms: u64,
@@ -46,12 +48,12 @@ pub enum DialStep {
 }
 
 impl Dial {
-    pub fn new(order: Vec<Ipv4Addr>, now_ms: u64) -> Dial {
+    pub fn new(order: Vec<IpAddr>, now_ms: u64) -> Dial {
         Dial { order, next: 0, rounds: 0, arrived_ms: now_ms, hold_ms: HOLD_MS, since_ms: now_ms, underway: 0 }
     }
 
     /// The one that is meant, who is asked once.
-    pub fn one(target: Ipv4Addr, now_ms: u64) -> Dial {
+    pub fn one(target: IpAddr, now_ms: u64) -> Dial {
         Dial { hold_ms: 0, ..Dial::new(vec![target], now_ms) }
     }
 
@@ -99,44 +101,61 @@ const CURIOSITY: usize = 32;
 /// Who listens at one port inside, as far as is known.
 #[derive(Debug, Default)]
 pub struct Listening {
-    nodes: Vec<Ipv4Addr>,
+    addresses: Vec<IpAddr>,
     turn: usize,
 }
 
 impl Listening {
-    pub fn took(&mut self, node: Ipv4Addr) {
-        if !self.nodes.contains(&node) {
-            self.nodes.push(node);
+    pub fn took(&mut self, address: IpAddr) {
+        if !self.addresses.contains(&address) {
+            self.addresses.push(address);
         }
     }
 
-    pub fn refused(&mut self, node: Ipv4Addr) {
-        self.nodes.retain(|known| *known != node);
+    pub fn refused(&mut self, address: IpAddr) {
+        self.addresses.retain(|known| *known != address);
     }
 
-    /// In which order nodes are asked for a connection.
-    pub fn order(&mut self, NodeAddresses { own, others }: &NodeAddresses) -> Vec<Ipv4Addr> {
+    /// In which order addresses of nodes are asked for a connection.
+    pub fn order(&mut self, nodes: &NodeAddresses) -> Vec<IpAddr> {
         self.turn = self.turn.wrapping_add(1);
-        self.nodes.retain(|known| known == own || others.contains(known));
-        let (mut known, mut unknown): (Vec<Ipv4Addr>, Vec<Ipv4Addr>) =
-            others.iter().partition(|other| self.nodes.contains(other));
-        for nodes in [&mut known, &mut unknown] {
-            let first = self.turn % nodes.len().max(1);
-            nodes.rotate_left(first);
+        self.addresses.retain(|known| nodes.nodes().flat_map(NodeAddress::all).any(|address| address == *known));
+        let known = |node: &NodeAddress| node.all().find(|address| self.addresses.contains(address));
+        let at_first = |node: &NodeAddress| known(node).unwrap_or(node.ipv4.into());
+        let (mut listen, mut others): (Vec<NodeAddress>, Vec<NodeAddress>) =
+            nodes.others.iter().partition(|other| known(other).is_some());
+        for some in [&mut listen, &mut others] {
+            let first = self.turn % some.len().max(1);
+            some.rotate_left(first);
         }
-        let (first, second) = if self.turn.is_multiple_of(CURIOSITY) { (unknown, known) } else { (known, unknown) };
-        std::iter::once(*own).chain(first).chain(second).collect()
+        let (first, second) = if self.turn.is_multiple_of(CURIOSITY) { (&others, &listen) } else { (&listen, &others) };
+        // Of the own node both: it costs next to nothing.
+        let mut order = vec![at_first(&nodes.own)];
+        order.extend(nodes.own.all().find(|address| !order.contains(address)));
+        order.extend(first.iter().chain(second).map(at_first));
+        // At last where the others did not listen when they listened at all.
+        let both = others.iter().chain(&listen).flat_map(|node| node.all());
+        let rest: Vec<IpAddr> = both.filter(|address| !order.contains(address)).collect();
+        order.extend(rest);
+        order
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
     use super::*;
 
-    const A: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 1);
-    const B: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 2);
-    const C: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 3);
-    const D: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 4);
+    const A: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 1, 0, 1));
+    const B: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 1, 0, 2));
+    const C: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 1, 0, 3));
+    const D: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 1, 0, 4));
+
+    fn node(address: IpAddr) -> NodeAddress {
+        let IpAddr::V4(ipv4) = address else { panic!("{address}") };
+        ipv4.into()
+    }
 
     /// Each target says yes (`Some`, after so many milliseconds) or no (likewise), or nothing.
     #[derive(Clone, Copy)]
@@ -147,9 +166,9 @@ mod tests {
     }
 
     /// Who took the connection, and when; or when it was given up.
-    fn played(says: &[(Ipv4Addr, Says)]) -> (Option<Ipv4Addr>, u64) {
+    fn played(says: &[(IpAddr, Says)]) -> (Option<IpAddr>, u64) {
         let mut dial = Dial::new(says.iter().map(|(node, _)| *node).collect(), 0);
-        let mut coming: Vec<(u64, Ipv4Addr, bool)> = Vec::new();
+        let mut coming: Vec<(u64, IpAddr, bool)> = Vec::new();
         let mut now = 0;
         loop {
             coming.sort();
@@ -212,19 +231,50 @@ mod tests {
 
     #[test]
     fn own_node_comes_first_then_those_that_listen_in_turn_then_the_others() {
-        let nodes = NodeAddresses { own: A, others: vec![B, C, D] };
+        let nodes = NodeAddresses { own: node(A), others: [B, C, D].map(node).to_vec() };
         let mut listening = Listening::default();
-        let thirds: Vec<Ipv4Addr> = (1..9).map(|_| listening.order(&nodes)[1]).collect();
+        let thirds: Vec<IpAddr> = (1..9).map(|_| listening.order(&nodes)[1]).collect();
         assert!([B, C, D].iter().all(|node| thirds.contains(node)), "{thirds:?}");
         listening.took(D);
         listening.took(B);
-        let orders: Vec<Vec<Ipv4Addr>> = (9..32).map(|_| listening.order(&nodes)).collect();
+        let orders: Vec<Vec<IpAddr>> = (9..32).map(|_| listening.order(&nodes)).collect();
         assert!(orders.iter().all(|order| order[0] == A && order[3] == C), "{orders:?}");
         assert!([B, D].iter().all(|node| orders.iter().any(|order| order[1] == *node)), "{orders:?}");
         assert_eq!(listening.order(&nodes)[1], C, "now and then");
         listening.refused(B);
         assert_eq!(listening.order(&nodes)[1], D);
-        let alone = NodeAddresses { own: A, others: Vec::new() };
+        let alone = NodeAddresses { own: node(A), others: Vec::new() };
         assert_eq!(listening.order(&alone), [A], "a node that is gone is not asked");
+    }
+
+    #[test]
+    fn nodes_are_asked_at_both_addresses_and_where_they_listened_first() {
+        let six = |address: IpAddr| {
+            let IpAddr::V4(address) = address else { panic!("{address}") };
+            IpAddr::V6(Ipv6Addr::new(0xfd64, 0x7673, 0, 7, 0, 0, 0, address.octets()[3].into()))
+        };
+        let both = |address: IpAddr| {
+            let IpAddr::V6(ipv6) = six(address) else { panic!("{address}") };
+            NodeAddress { ipv6: Some(ipv6), ..node(address) }
+        };
+        let nodes = NodeAddresses { own: both(A), others: vec![both(B), node(C), both(D)] };
+        let mut listening = Listening::default();
+        let order = listening.order(&nodes);
+        assert_eq!((order[0], order[1], order.len()), (A, six(A), 7), "{order:?}");
+        assert!([B, C, D].iter().all(|address| order[2..5].contains(address)), "{order:?}");
+        listening.took(six(A));
+        listening.took(six(D));
+        let order = listening.order(&nodes);
+        assert_eq!(order[..3], [six(A), A, six(D)]);
+        assert!([B, C].iter().all(|address| order[3..5].contains(address)), "{order:?}");
+        assert_eq!(order[5..], [six(B), D]);
+        // It listens elsewhere now.
+        listening.refused(six(D));
+        listening.took(D);
+        assert_eq!(listening.order(&nodes)[2], D);
+        listening.took(six(D));
+        assert_eq!(listening.order(&nodes).iter().filter(|address| [D, six(D)].contains(address)).count(), 2);
+        // Without IPv6 nobody is asked by it.
+        assert!(listening.order(&nodes.without_ipv6()).iter().all(IpAddr::is_ipv4));
     }
 }

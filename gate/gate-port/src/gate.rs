@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -79,7 +79,7 @@ struct Dialling {
     introduction: Introduction,
     client: OwnedFd,
     dial: Dial,
-    attempts: Vec<(u64, Ipv4Addr, OwnedFd)>,
+    attempts: Vec<(u64, IpAddr, OwnedFd)>,
     /// What the kernel said of the client meanwhile.
     said: Readiness,
 }
@@ -95,17 +95,23 @@ enum Token {
     /// An attempt of a link.
     Attempt(u64),
     Flow(u64),
-    /// Sockets on which programs are heard that want out.
-    OutStream,
-    OutDatagrams,
+    /// Sockets on which programs are heard that want out; by their place.
+    OutStream(u64),
+    OutDatagrams(u64),
     OutFlow(u64, FlowSide),
+}
+
+/// On which programs are heard that want out, of one family of addresses (`sys::sk_lookup`).
+pub struct OutEars {
+    /// Listens.
+    pub stream: OwnedFd,
+    pub datagrams: OwnedFd,
 }
 
 /// What a gate needs through which programs of a container get out.
 pub struct WayOut {
-    /// Listens, and hears whom programs connect to (`sys::sk_lookup`).
-    pub stream: OwnedFd,
-    pub datagrams: OwnedFd,
+    /// A few, one for each family.
+    pub ears: Vec<OutEars>,
     pub policy: Policy,
     pub insider: Insider,
 }
@@ -154,7 +160,7 @@ impl PortGate {
             epoll,
             control,
             stop,
-            nodes: NodeAddresses { own: Ipv4Addr::LOCALHOST, others: Vec::new() },
+            nodes: NodeAddresses { own: Ipv4Addr::LOCALHOST.into(), others: Vec::new() },
             ports: BTreeMap::new(),
             links: BTreeMap::new(),
             attempts: BTreeMap::new(),
@@ -180,9 +186,11 @@ impl PortGate {
     /// # Errors
     /// No descriptors.
     pub fn with_way_out(mut self, way: WayOut) -> io::Result<PortGate> {
-        for (socket, token) in [(&way.stream, Token::OutStream), (&way.datagrams, Token::OutDatagrams)] {
-            rustix::io::ioctl_fionbio(socket, true)?;
-            self.watch(socket, token, epoll::EventFlags::IN)?;
+        for (at, OutEars { stream, datagrams }) in (0..).zip(&way.ears) {
+            for (socket, token) in [(stream, Token::OutStream(at)), (datagrams, Token::OutDatagrams(at))] {
+                rustix::io::ioctl_fionbio(socket, true)?;
+                self.watch(socket, token, epoll::EventFlags::IN)?;
+            }
         }
         self.leaving = Some(Leaving { way, flows: OutFlows::default() });
         Ok(self)
@@ -364,7 +372,8 @@ impl PortGate {
     /// Whether clients are accepted.
     fn listen(&mut self, flags: epoll::EventFlags) {
         let ports = self.ports.iter().map(|(number, port)| (Token::Port(*number), &port.socket));
-        let out = self.leaving.iter().map(|leaving| (Token::OutStream, &leaving.way.stream));
+        let out = self.leaving.iter().flat_map(|leaving| (0..).zip(&leaving.way.ears));
+        let out = out.map(|(at, ears)| (Token::OutStream(at), &ears.stream));
         for (token, socket) in ports.chain(out) {
             let token = epoll::EventData::new_u64(token.number());
             if let Err(cause) = epoll::modify(&self.epoll, socket, token, flags) {
@@ -397,8 +406,8 @@ impl PortGate {
             Token::Node(link) => self.hear_side(link, Side::Node, readiness),
             Token::Attempt(attempt) => self.hear_attempt(attempt),
             Token::Flow(number) => self.answer_datagrams(number),
-            Token::OutStream => self.accept(token),
-            Token::OutDatagrams => self.take_leaving(),
+            Token::OutStream(_) => self.accept(token),
+            Token::OutDatagrams(at) => self.take_leaving(at),
             Token::OutFlow(number, side) => self.carry_leaving(number, side),
             Token::Control | Token::Stop => (),
         }
@@ -412,7 +421,8 @@ impl PortGate {
             }
             let socket = match from {
                 Token::Port(number) => self.ports.get(&number).map(|port| &port.socket),
-                _ => self.leaving.as_ref().map(|leaving| &leaving.way.stream),
+                Token::OutStream(at) => self.ears(at).map(|ears| &ears.stream),
+                _ => None,
             };
             let Some(socket) = socket else { return };
             match accept_with(socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
@@ -445,7 +455,7 @@ impl PortGate {
             return Some((number, port.inside, port.introduction, dial));
         }
         let way = self.leaving.as_ref()?.way.policy.way_of_node(meant(client)?)?;
-        Some((OUT, way.port(), Introduction::None, Dial::one(*way.ip(), now)))
+        Some((OUT, way.port(), Introduction::None, Dial::one(way.ip(), now)))
     }
 
     fn begin(&mut self, dialling: Dialling) {
@@ -530,14 +540,13 @@ impl PortGate {
         }
     }
 
-    fn attempt(&mut self, number: u64, node: Ipv4Addr, inside: u16) {
+    fn attempt(&mut self, number: u64, node: IpAddr, inside: u16) {
         let attempt = self.number();
-        let begun =
-            socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
-                .and_then(|socket| match connect(&socket, &SocketAddrV4::new(node, inside)) {
-                    Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
-                    Err(cause) => Err(cause),
-                });
+        let begun = socket_with(family(node), SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+            .and_then(|socket| match connect(&socket, &SocketAddr::new(node, inside)) {
+                Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+                Err(cause) => Err(cause),
+            });
         let watched = begun.map_err(io::Error::from).and_then(|socket| {
             self.watch(&socket, Token::Attempt(attempt), epoll::EventFlags::OUT)?;
             Ok(socket)
@@ -553,7 +562,7 @@ impl PortGate {
         }
     }
 
-    fn refused(&mut self, number: u64, node: Ipv4Addr) {
+    fn refused(&mut self, number: u64, node: IpAddr) {
         let now = self.now_ms();
         let Some(Link::Dialling(dialling)) = self.links.get_mut(&number) else { return };
         dialling.dial.refused(now);
@@ -577,7 +586,7 @@ impl PortGate {
         }
     }
 
-    fn connect(&mut self, number: u64, node: Ipv4Addr, socket: OwnedFd) {
+    fn connect(&mut self, number: u64, node: IpAddr, socket: OwnedFd) {
         let Some(Link::Dialling(dialling)) = self.links.remove(&number) else { return };
         let Dialling { port, introduction, client, attempts, said, .. } = dialling;
         for (other, ..) in &attempts {
@@ -606,12 +615,17 @@ impl PortGate {
 
     // ---- programs that want out
 
-    fn take_leaving(&mut self) {
+    fn ears(&self, at: u64) -> Option<&OutEars> {
+        self.leaving.as_ref()?.way.ears.get(usize::try_from(at).ok()?)
+    }
+
+    fn take_leaving(&mut self, at: u64) {
         let now = self.now_ms();
         for _ in 0..TURN_MAX {
             let fresh = self.number();
             let Some(Leaving { way, flows }) = &mut self.leaving else { return };
-            let (bytes, from, to) = match sys::sk_lookup::receive(&way.datagrams, &mut self.datagram[..]) {
+            let Some(ears) = usize::try_from(at).ok().and_then(|at| way.ears.get(at)) else { return };
+            let (bytes, from, to) = match sys::sk_lookup::receive(&ears.datagrams, &mut self.datagram[..]) {
                 Ok(taken) => taken,
                 Err(cause) if cause.kind() == io::ErrorKind::InvalidData => continue,
                 Err(_) => return,
@@ -699,8 +713,12 @@ fn introduced(client: &OwnedFd) -> Vec<u8> {
 }
 
 /// Whom a connection was for, on which the gate stands for him.
-fn meant(client: &OwnedFd) -> Option<SocketAddrV4> {
-    SocketAddrV4::try_from(getsockname(client).ok()?).ok()
+fn meant(client: &OwnedFd) -> Option<SocketAddr> {
+    internet(&getsockname(client).ok()?)
+}
+
+fn family(address: IpAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
 }
 
 fn stream_flags() -> epoll::EventFlags {
@@ -722,8 +740,8 @@ impl Token {
             Token::Node(number) => (number, 4),
             Token::Attempt(number) => (number, 5),
             Token::Flow(number) => (number, 6),
-            Token::OutStream => (1, 0),
-            Token::OutDatagrams => (1, 1),
+            Token::OutStream(at) => (at + 1, 0),
+            Token::OutDatagrams(at) => (at + 1, 1),
             Token::OutFlow(number, FlowSide::Inside) => (number << 1, 7),
             Token::OutFlow(number, FlowSide::Outside) => (number << 1 | 1, 7),
         };
@@ -733,10 +751,8 @@ impl Token {
     fn of(number: u64) -> Option<Token> {
         let (number, kind) = (number >> 3, number & 7);
         Some(match kind {
-            0 if number == 1 => Token::OutStream,
-            1 if number == 1 => Token::OutDatagrams,
-            0 => Token::Control,
-            1 => Token::Stop,
+            0 => number.checked_sub(1).map_or(Token::Control, Token::OutStream),
+            1 => number.checked_sub(1).map_or(Token::Stop, Token::OutDatagrams),
             2 => Token::Port(number),
             3 => Token::Client(number),
             4 => Token::Node(number),

@@ -27,5 +27,5 @@ mod relay;
 mod spawn;
 
 pub use egress::{Allowed, Insider, Policy};
-pub use gate::{CONNECTIONS_MAX, PortGate, PortGateEnd, WayOut};
+pub use gate::{CONNECTIONS_MAX, OutEars, PortGate, PortGateEnd, WayOut};
 pub use spawn::{main_from_spawn, main_of_egress};

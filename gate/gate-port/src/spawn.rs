@@ -4,7 +4,6 @@
 //! sockets and who the nodes are). It enters the namespace first, and gives up its privileges then: what it can reach
 //! is what a program of the container can, and what it listens at was given to it.
 
-use std::net::Ipv4Addr;
 use std::process::ExitCode;
 
 use sys::harden::{Identity, give_up_privileges, restrict_system_calls};
@@ -12,7 +11,7 @@ use sys::ns::Kinds;
 use vos_rt::{Failure, Spawn, SpawnError};
 
 use crate::egress::{Allowed, Insider, Policy};
-use crate::gate::{PortGate, PortGateEnd, WayOut};
+use crate::gate::{OutEars, PortGate, PortGateEnd, WayOut};
 
 const CALLS: &[libc::c_long] = &[
     libc::SYS_accept4,
@@ -32,8 +31,9 @@ pub fn main_from_spawn() -> ExitCode {
 }
 
 /// Runs `dvs gate egress`: in the network namespace of the node, where it stays, with the sockets on which programs of
-/// the container are heard (`stream`, `datagrams`), and one thread that is inside and makes sockets there (`net`).
-/// Options: `allowed` (of each network address, prefix and port, 0 for all), `never` (addresses), `resolver`.
+/// the container are heard (`stream`, `datagrams`, and of IPv6 `stream6`, `datagrams6` where there is a way out for
+/// it), and one thread that is inside and makes sockets there (`net`). Options: `allowed` (of each network address,
+/// prefix and port, 0 for all), `never` (addresses), `resolver`.
 pub fn main_of_egress() -> ExitCode {
     run("egress", let_out)
 }
@@ -57,12 +57,14 @@ fn let_out() -> Result<PortGateEnd, Failure> {
     let policy = policy_of(&spawn)?;
     let mut take = |name: &'static str| spawn.take_fd(name).ok_or(SpawnError::Missing(name));
     let (net, control) = (take("net")?, take("control")?);
-    let (stream, datagrams) = (take("stream")?, take("datagrams")?);
+    let mut ears = vec![OutEars { stream: take("stream")?, datagrams: take("datagrams")? }];
+    let of_ipv6 = spawn.take_fd("stream6").zip(spawn.take_fd("datagrams6"));
+    ears.extend(of_ipv6.map(|(stream, datagrams)| OutEars { stream, datagrams }));
     let stop = sys::signals::open(&[libc::SIGTERM, libc::SIGINT])?;
     let insider = Insider::start(net)?;
     give_up_privileges(Identity { uid: spawn.uid, gid: spawn.gid })?;
     insider.settle()?;
-    let gate = PortGate::new(control, stop)?.with_way_out(WayOut { stream, datagrams, policy, insider })?;
+    let gate = PortGate::new(control, stop)?.with_way_out(WayOut { ears, policy, insider })?;
     restrict_system_calls(&[CALLS, &[libc::SYS_bind]].concat())?;
     spawn.ready();
     tracing::info!(dc = spawn.dc, dc_name = spawn.dc_name, "serving");
@@ -72,18 +74,19 @@ fn let_out() -> Result<PortGateEnd, Failure> {
 fn policy_of(spawn: &Spawn) -> Result<Policy, SpawnError> {
     let bad = |name: &str| SpawnError::BadOption(name.to_owned());
     let list = |name: &str| spawn.options.get(name).and_then(|value| value.as_array()).ok_or_else(|| bad(name));
-    let number = |value: &serde_json::Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
+    let address = |value: &serde_json::Value| value.as_str().and_then(|address| address.parse().ok());
     let allowed = list("allowed")?.iter().map(|rule| {
-        let mut words = rule.as_array().into_iter().flatten().map(number);
-        let mut word = || words.next().flatten().ok_or_else(|| bad("allowed"));
-        let (network, prefix_bits, port) = (word()?, word()?, word()?);
+        let number = |at: usize| rule.get(at).and_then(|value| value.as_u64());
         Ok(Allowed {
-            network: Ipv4Addr::from(network),
-            prefix_bits: u8::try_from(prefix_bits).map_err(|_| bad("allowed"))?,
-            port: Some(u16::try_from(port).map_err(|_| bad("allowed"))?).filter(|port| *port != 0),
+            network: rule.get(0).and_then(address).ok_or_else(|| bad("allowed"))?,
+            prefix_bits: number(1).and_then(|bits| u8::try_from(bits).ok()).ok_or_else(|| bad("allowed"))?,
+            port: number(2)
+                .and_then(|port| u16::try_from(port).ok())
+                .map(|port| Some(port).filter(|port| *port != 0))
+                .ok_or_else(|| bad("allowed"))?,
         })
     });
-    let never = list("never")?.iter().map(|address| number(address).map(Ipv4Addr::from).ok_or_else(|| bad("never")));
+    let never = list("never")?.iter().map(|node| address(node).ok_or_else(|| bad("never")));
     let resolver = spawn.option_str("resolver")?.map(str::parse).transpose().map_err(|_| bad("resolver"))?;
     Ok(Policy { allowed: allowed.collect::<Result<_, _>>()?, never: never.collect::<Result<_, _>>()?, resolver })
 }

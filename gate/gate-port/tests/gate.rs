@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use gate_port::{PortGate, PortGateEnd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vos_api::ports::{
-    Introduction, NodeAddresses, PORT_PACKET_BYTES_MAX, PortCounts, PortName, PortTransport, ToPortGate,
+    Introduction, NodeAddress, NodeAddresses, PORT_PACKET_BYTES_MAX, PortCounts, PortName, PortTransport, ToPortGate,
 };
 
 const OWN: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
@@ -30,7 +30,10 @@ impl Site {
         let gate = PortGate::new(theirs, stop.try_clone().unwrap()).unwrap();
         let gate = Some(std::thread::spawn(move || gate.run().unwrap()));
         let site = Site { control, stop, gate };
-        site.tell(&ToPortGate::Nodes(NodeAddresses { own: OWN, others: vec![SECOND, THIRD] }), &[]);
+        site.tell(
+            &ToPortGate::Nodes(NodeAddresses { own: OWN.into(), others: vec![SECOND.into(), THIRD.into()] }),
+            &[],
+        );
         site
     }
 
@@ -252,6 +255,39 @@ fn datagrams_find_a_program_and_their_answers_the_client() {
     clients[0].send_to(&[7; 60_000], at).unwrap();
     assert_eq!(clients[0].recv_from(&mut bytes).unwrap().0, 60_000);
     assert_eq!((site.counts()[0].open, site.counts()[0].taken), (3, 3));
+}
+
+/// One of the others has IPv6, and is the only one at which somebody listens.
+#[test]
+fn listener_at_an_address_of_ipv6_alone_is_found_by_both_protocols() {
+    let Ok(listener) = TcpListener::bind((Ipv6Addr::LOCALHOST, 0)) else {
+        return eprintln!("SKIPPED: this machine has no IPv6");
+    };
+    let site = Site::begin();
+    let third = NodeAddress { ipv6: Some(Ipv6Addr::LOCALHOST), ..THIRD.into() };
+    site.tell(&ToPortGate::Nodes(NodeAddresses { own: OWN.into(), others: vec![SECOND.into(), third] }), &[]);
+    let at = site.publish_tcp(listener.local_addr().unwrap().port());
+    serve(listener, "six");
+    for _ in 0..3 {
+        assert_eq!(heard(&mut client(at), 3), "six");
+    }
+    let program = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).unwrap();
+    let (at, _) = site.publish(PortTransport::Udp, program.local_addr().unwrap().port(), Introduction::None);
+    std::thread::spawn(move || {
+        let mut bytes = [0; 100];
+        while let Ok((count, from)) = program.recv_from(&mut bytes) {
+            bytes[..count].reverse();
+            program.send_to(&bytes[..count], from).unwrap();
+        }
+    });
+    let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    client.set_read_timeout(Some(SOON)).unwrap();
+    let mut bytes = [0; 100];
+    for round in 0..3_u8 {
+        client.send_to(&[1, round], at).unwrap();
+        let (count, from) = client.recv_from(&mut bytes).unwrap();
+        assert_eq!((&bytes[..count], from), (&[round, 1][..], at));
+    }
 }
 
 #[test]

@@ -149,6 +149,11 @@ impl Context {
         self.members.read().get(node).cloned()
     }
 
+    /// Whether containers have addresses of IPv6 on a node.
+    pub fn has_ipv6(&self, node: &str) -> bool {
+        self.members.read().get(node).is_some_and(|member| member.ipv6)
+    }
+
     /// Where encapsulated frames for a node go.
     pub fn underlay(&self, node: &str) -> Option<IpAddr> {
         self.member(node)?.address.parse().ok()

@@ -446,6 +446,10 @@ async fn report(context: Arc<Context>, mut capacity: Capacity) {
             context.service_manager.say_status(&in_words(&context, &problems));
             let health = NodeHealth { problems, unreachable };
             presence::report(&context.presence, health.clone());
+            let known = context.member(&context.config.node);
+            if let Err(error) = presence::follow_ipv6(&*context.engine, &context.config, known) {
+                tracing::warn!(%error, "cannot say what this node has of IPv6");
+            }
             if let Err(error) = level::raise(&*context.engine, versions::RECORDS.speaks) {
                 tracing::debug!(%error, "cannot look whether the cluster's level can rise");
             }

@@ -149,6 +149,7 @@ mod tests {
             node: node.to_owned(),
             phase: DcPhase::Stopped,
             address: String::new(),
+            address_ipv6: None,
             pid_base: 0,
             endpoints: 0..0,
             servers: Vec::new(),

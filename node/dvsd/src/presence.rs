@@ -3,6 +3,7 @@
 //! The lease says that the daemon lives, nothing more: containers go on without it. When the lease is lost (the machine
 //! was suspended, the engine was away) a new one is taken and everybody who puts leased keys is told to put them again.
 
+use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use cluster::lease::KeptLease;
 use cluster::{Compare, Engine, EngineError, LeaseId, OPS_PER_TRANSACTION_MAX, Op, Outcome};
 use parking_lot::Mutex;
+use sandbox::links::{InterfaceError, Links};
 
 use crate::config::Config;
 use crate::level::{self, LevelError, Newcomer};
@@ -21,6 +23,8 @@ use crate::transports::{self, Transport};
 const LEASE: Duration = Duration::from_secs(5);
 /// Between attempts to come back, and the longest a stop waits for the thread.
 const RETRY: Duration = Duration::from_millis(250);
+/// Of IPv6, of one machine, in its record.
+const ADDRESSES_MAX: usize = 64;
 const NODE_IDS: std::ops::RangeInclusive<u32> = 1..=abi::limits::NODES_PER_CLUSTER as u32;
 
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +50,10 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
     let epoch = records::raise(engine, &format!("/epochs/node/{}", config.node))?;
     forget_shares(engine, &config.node)?;
     let own = Newcomer::own(&config.node);
+    if let Err(why) = sandbox::overlay::ipv6_here(config.addresses().own()) {
+        tracing::info!(%why, "containers have no IPv6 on this node");
+    }
+    let ipv6 = Ipv6OfNode::of_machine(config).unwrap_or_default();
     let record = NodeRecord {
         name: config.node.clone(),
         id: u16::try_from(id).unwrap_or(u16::MAX),
@@ -66,6 +74,8 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
         records: own.reads,
         volumes: config.volumes.clone(),
         services: true,
+        ipv6: ipv6.is_there,
+        addresses_ipv6: ipv6.addresses,
     };
     let removed = records::removed_key(&record.name);
     loop {
@@ -81,6 +91,51 @@ pub fn register(engine: &dyn Engine, config: &Config, ports: Ports) -> Result<No
         }
         // The level rose, or another node came: both happen a few times in the life of a cluster.
     }
+}
+
+/// What a node's record says of IPv6.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Ipv6OfNode {
+    /// Containers have it.
+    is_there: bool,
+    addresses: Vec<Ipv6Addr>,
+}
+
+impl Ipv6OfNode {
+    fn of_machine(config: &Config) -> Result<Ipv6OfNode, InterfaceError> {
+        let is_there = sandbox::overlay::ipv6_here(config.addresses().own()).is_ok();
+        let mut addresses = Links::here()?.addresses_ipv6()?;
+        addresses.truncate(ADDRESSES_MAX);
+        Ok(Ipv6OfNode { is_there, addresses })
+    }
+
+    fn of_record(record: &NodeRecord) -> Ipv6OfNode {
+        Ipv6OfNode { is_there: record.ipv6, addresses: record.addresses_ipv6.clone() }
+    }
+}
+
+/// What the record says of IPv6 is brought to what is so. `known`: the record as this daemon was told of it.
+pub fn follow_ipv6(engine: &dyn Engine, config: &Config, known: Option<NodeRecord>) -> Result<(), EngineError> {
+    let is = match Ipv6OfNode::of_machine(config) {
+        Ok(is) => is,
+        Err(cause) => {
+            tracing::warn!(%cause, "what this machine has of IPv6 cannot be found out");
+            return Ok(());
+        }
+    };
+    if known.is_none_or(|known| Ipv6OfNode::of_record(&known) == is) {
+        return Ok(());
+    }
+    let key = records::member_key(&config.node);
+    let Some((record, at)) = records::read::<NodeRecord>(engine, &key)? else { return Ok(()) };
+    if Ipv6OfNode::of_record(&record) != is {
+        tracing::info!(containers = is.is_there, addresses = ?is.addresses, "IPv6 of this node is another one");
+        let record = NodeRecord { ipv6: is.is_there, addresses_ipv6: is.addresses, ..record };
+        let same = Compare::Modified { key: key.clone(), at };
+        // Who changed it meanwhile did not know this: it is said when this is called next.
+        engine.transact(&[same], &[Op::put(key, records::encode(&record))])?;
+    }
+    Ok(())
 }
 
 /// What the daemon before said of containers: its lease may outlive the machine that ran them by seconds, in which

@@ -25,6 +25,7 @@
 //! | `/epochs/DCID/ENDPOINT` | number | with the container: incarnations never repeat, whichever node starts them |
 
 use std::collections::BTreeMap;
+use std::net::Ipv6Addr;
 use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -87,6 +88,12 @@ pub struct NodeRecord {
     /// It knows services, and may be given some.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub services: bool,
+    /// Containers have addresses of IPv6 there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ipv6: bool,
+    /// Its addresses of IPv6 that others may reach.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses_ipv6: Vec<Ipv6Addr>,
     /// Formats of all this that it reads.
     #[serde(default = "of_the_first_release")]
     pub records: Versions,

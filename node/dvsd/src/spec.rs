@@ -225,7 +225,8 @@ fn check_egress(spec: &DcSpec) -> Result<(), ErrorBody> {
         return Err(bad("too many networks are allowed").hint(format!("at most {EGRESS_RULES_MAX}; larger ones")));
     }
     for rule in rules {
-        rule.parse::<EgressRule>().map_err(|error| bad(error.to_string()).hint("0.0.0.0/0 is everything"))?;
+        rule.parse::<EgressRule>()
+            .map_err(|error| bad(error.to_string()).hint("0.0.0.0/0 is all of IPv4, ::/0 all of IPv6"))?;
     }
     Ok(())
 }

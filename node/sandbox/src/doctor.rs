@@ -93,7 +93,7 @@ fn check(item: &Item) -> Check {
     Check { name: item.name, state, why_needed: item.why, found, what_to_do }
 }
 
-const ITEMS: [Item; 17] = [
+const ITEMS: [Item; 18] = [
     Item {
         name: "root",
         weight: Weight::Needed,
@@ -142,6 +142,13 @@ const ITEMS: [Item; 17] = [
         why: "VXLAN, bridge, veth and the source filter make a container's network",
         fix: "modprobe vxlan bridge veth cls_bpf sch_ingress; Linux 5.18",
         probe: overlay_network,
+    },
+    Item {
+        name: "IPv6",
+        weight: Weight::Useful,
+        why: "containers have addresses of IPv6 beside those of IPv4",
+        fix: "set net.ipv6.conf.all.disable_ipv6=0 and net.ipv6.conf.default.disable_ipv6=0; without, IPv4 goes on alone",
+        probe: || Ok(overlay::ipv6_is_on()?),
     },
     Item {
         name: "control groups",
@@ -263,7 +270,11 @@ fn overlay_network() -> Result<(), Box<dyn Error>> {
     links.set_port(&vxlan, &bridge, crate::links::PortTrust::Open)?;
     let veth = links.ensure_veth("dvsprobev", "eth0", &inside)?;
     let (mac, address) = (overlay::mac(1, 0), Ipv4Addr::LOCALHOST);
-    filter::ensure(&mut links, &veth, &filter::Bounds { mac, address, subnet: "127.0.0.0/8".parse()? })?;
+    filter::ensure(
+        &mut links,
+        &veth,
+        &filter::Bounds { mac, address, subnet: "127.0.0.0/8".parse()?, address_ipv6: None },
+    )?;
     links.set_port(&veth, &bridge, crate::links::PortTrust::Locked)?;
     Ok(())
 }

@@ -1,15 +1,21 @@
 //! What a container may send: the filter at the host's end of its veth pair.
 //!
 //! A classic filter program, attached by netlink to the ingress of the interface. It lets pass only frames that carry
-//! no VLAN tag, come from the container's own layer-2 address, go to a member of the same container, and are IPv4 or
-//! ARP with the container's own address as source, and IPv4 only to an address of the container's own network. That the
-//! destination must be a member keeps frames away from the node's own stack too: the bridge's own address is not of
-//! that form, so root in a container cannot speak to the node, nor hand it encapsulated frames for a foreign network.
-//! The address says the same once more, for nodes on which bridged frames pass the firewall (`br_netfilter`): a rule
-//! there that rewrites destinations would take a frame for an address of the node to the node, whatever its layer-2
-//! address.
+//! no VLAN tag, come from the container's own layer-2 address, go to a member of the same container, and are IPv4, IPv6
+//! or ARP with the container's own address as source, and IPv4 and IPv6 only to an address of the container's own
+//! network. That the destination must be a member keeps frames away from the node's own stack too: the bridge's own
+//! address is not of that form, nor is any address of a group, so root in a container cannot speak to the node, nor
+//! hand it encapsulated frames for a foreign network. The address says the same once more, for nodes on which bridged
+//! frames pass the firewall (`br_netfilter`): a rule there that rewrites destinations would take a frame for an address
+//! of the node to the node, whatever its layer-2 address.
+//!
+//! IPv6 carries its own gossip (who is where, who routes) in ICMPv6, and may hide it behind headers in front of it.
+//! Members need none of it, as their neighbours are told to them. So of ICMPv6 only errors and echoes pass, and in
+//! front of TCP, UDP, SCTP and ICMPv6 stands at most the header of a fragment: all others are not for networks of this
+//! kind, and whoever looks behind one would have to look behind any number of them. What a fragment is of, the first
+//! one says.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::links::{Interface, InterfaceError, Links, Mac};
 use crate::netlink::{Mode, Request};
@@ -31,6 +37,8 @@ pub struct Bounds {
     pub mac: Mac,
     pub address: Ipv4Addr,
     pub subnet: Subnet,
+    /// Nothing of IPv6 passes without.
+    pub address_ipv6: Option<Ipv6Addr>,
 }
 
 /// Puts the filter for a container on `link`, in place of an older one.
@@ -97,19 +105,15 @@ enum Need {
 
 fn program(bounds: &Bounds) -> Vec<Step> {
     const ETHER_TYPE: u32 = 12;
-    const IPV4: u32 = 0x0800;
-    const ARP: u32 = 0x0806;
-    const IPV4_SOURCE: u32 = 14 + 12;
-    const IPV4_DESTINATION: u32 = 14 + 16;
-    const ARP_SENDER_MAC: u32 = 14 + 8;
-    const ARP_SENDER_ADDRESS: u32 = 14 + 14;
+    const IPV4: u16 = 0x0800;
+    const IPV6: u16 = 0x86dd;
+    const ARP: u16 = 0x0806;
     /// SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT
     const VLAN_TAG_PRESENT: u32 = (-0x1000_i32 + 48) as u32;
 
-    let source = u32::from(bounds.address);
-    let (network, mask) = (u32::from(bounds.subnet.base()), bounds.subnet.mask());
-    let [m0, m1, m2, m3, m4, m5] = bounds.mac;
-    let (high, low) = (u32::from_be_bytes([m0, m1, m2, m3]), u16::from_be_bytes([m4, m5]));
+    let [_, _, _, _, m4, _] = bounds.mac;
+    let (high, low) = halves(bounds.mac);
+    let mut steps = Vec::new();
     let always = [
         Need::Byte(VLAN_TAG_PRESENT, 0),
         Need::Word(6, high),
@@ -118,44 +122,135 @@ fn program(bounds: &Bounds) -> Vec<Step> {
         Need::Word(0, high),
         Need::Byte(4, m4),
     ];
-    let arp =
-        [Need::Word(ARP_SENDER_MAC, high), Need::Half(ARP_SENDER_MAC + 4, low), Need::Word(ARP_SENDER_ADDRESS, source)];
-    let ipv4 = [Need::Word(IPV4_SOURCE, source), Need::Masked(IPV4_DESTINATION, mask, network)];
-    let mut ipv4_steps = Vec::new();
-    ipv4.iter().for_each(|need| require(&mut ipv4_steps, need));
-    ipv4_steps.push(PASS);
-    let mut steps = Vec::new();
     always.iter().for_each(|need| require(&mut steps, need));
-    steps.push(load(0x08, ETHER_TYPE));
-    steps.push(Step { code: EQUAL, if_true: 0, if_false: ipv4_steps.len() as u8, operand: IPV4 });
-    steps.append(&mut ipv4_steps);
-    steps.push(Step { code: EQUAL, if_true: 1, if_false: 0, operand: ARP });
+    let kinds = [(IPV4, ipv4(bounds)), (ARP, arp(bounds))];
+    for (kind, of_kind) in kinds.into_iter().chain(bounds.address_ipv6.map(|own| (IPV6, ipv6(own)))) {
+        steps.push(load(HALF, ETHER_TYPE));
+        steps.push(Step { code: EQUAL, if_true: 0, if_false: of_kind.len() as u8, operand: kind.into() });
+        steps.extend(of_kind);
+    }
     steps.push(DROP);
-    arp.iter().for_each(|need| require(&mut steps, need));
-    steps.push(PASS);
     steps
 }
 
+/// As loads see a layer-2 address: four bytes, and the last two.
+fn halves([m0, m1, m2, m3, m4, m5]: Mac) -> (u32, u16) {
+    (u32::from_be_bytes([m0, m1, m2, m3]), u16::from_be_bytes([m4, m5]))
+}
+
+// Of each kind of frame: it passes, or is dropped.
+
+fn ipv4(bounds: &Bounds) -> Vec<Step> {
+    const SOURCE: u32 = BODY + 12;
+    const DESTINATION: u32 = BODY + 16;
+    let (network, mask) = (u32::from(bounds.subnet.base()), bounds.subnet.mask());
+    let needs = [Need::Word(SOURCE, bounds.address.into()), Need::Masked(DESTINATION, mask, network)];
+    all_of(&needs)
+}
+
+fn arp(bounds: &Bounds) -> Vec<Step> {
+    const SENDER_MAC: u32 = BODY + 8;
+    const SENDER_ADDRESS: u32 = BODY + 14;
+    let (high, low) = halves(bounds.mac);
+    let address = bounds.address.into();
+    all_of(&[Need::Word(SENDER_MAC, high), Need::Half(SENDER_MAC + 4, low), Need::Word(SENDER_ADDRESS, address)])
+}
+
+fn ipv6(own: Ipv6Addr) -> Vec<Step> {
+    const NEXT_HEADER: u32 = BODY + 6;
+    const SOURCE: u32 = BODY + 8;
+    const DESTINATION: u32 = BODY + 24;
+    const HEADER_BYTES: u32 = 40;
+    const FRAGMENT: u32 = 44;
+    const FRAGMENT_BYTES: u32 = 8;
+    /// Of the header of a fragment, which says of what: 0 for the first one.
+    const POSITION: u32 = BODY + HEADER_BYTES + 2;
+    const POSITION_MASK: u32 = 0xfff8;
+
+    let words = |at: u32, count: usize| {
+        let bits = own.to_bits();
+        (0..count as u32).map(move |word| Need::Word(at + 4 * word, (bits >> (96 - 32 * word)) as u32))
+    };
+    let mut steps = Vec::new();
+    require(&mut steps, &Need::Masked(BODY, 0xf000_0000, 6 << 28));
+    words(SOURCE, 4).for_each(|need| require(&mut steps, &need));
+    // The network: the first half.
+    words(DESTINATION, 2).for_each(|need| require(&mut steps, &need));
+
+    let mut later = vec![load(BYTE, BODY + HEADER_BYTES)];
+    UPPER.iter().chain([&ICMPV6]).for_each(|kind| later.extend(pass_if(*kind)));
+    later.push(DROP);
+    let mut fragment = vec![load(HALF, POSITION), and(POSITION_MASK)];
+    fragment.push(Step { code: EQUAL, if_true: later.len() as u8, if_false: 0, operand: 0 });
+    fragment.extend(later);
+    fragment.extend(upper(BODY + HEADER_BYTES, BODY + HEADER_BYTES + FRAGMENT_BYTES));
+
+    steps.push(load(BYTE, NEXT_HEADER));
+    steps.push(Step { code: EQUAL, if_true: 0, if_false: fragment.len() as u8, operand: FRAGMENT });
+    steps.extend(fragment);
+    steps.extend(upper(NEXT_HEADER, BODY + HEADER_BYTES));
+    steps
+}
+
+/// TCP, UDP, SCTP, UDP-Lite.
+const UPPER: [u32; 4] = [6, 17, 132, 136];
+const ICMPV6: u32 = 58;
+/// Destination unreachable, packet too big, time exceeded, parameter problem, echo, and its answer.
+const ICMPV6_KINDS: [u32; 6] = [1, 2, 3, 4, 128, 129];
+
+/// What is in a packet that says so at one place, and begins at another.
+fn upper(kind_at: u32, begins_at: u32) -> Vec<Step> {
+    let mut steps = vec![load(BYTE, kind_at)];
+    UPPER.iter().for_each(|kind| steps.extend(pass_if(*kind)));
+    steps.extend([Step { code: EQUAL, if_true: 1, if_false: 0, operand: ICMPV6 }, DROP]);
+    steps.push(load(BYTE, begins_at));
+    ICMPV6_KINDS.iter().for_each(|kind| steps.extend(pass_if(*kind)));
+    steps.push(DROP);
+    steps
+}
+
+/// After the header of Ethernet.
+const BODY: u32 = 14;
 const EQUAL: u16 = 0x15;
 const AND: u16 = 0x54;
 const PASS: Step = Step { code: 0x06, if_true: 0, if_false: 0, operand: 0 };
 /// TC_ACT_SHOT
 const DROP: Step = Step { code: 0x06, if_true: 0, if_false: 0, operand: 2 };
 
+// Widths of loads.
+const WORD: u16 = 0x00;
+const HALF: u16 = 0x08;
+const BYTE: u16 = 0x10;
+
 fn load(width: u16, offset: u32) -> Step {
     Step { code: 0x20 | width, if_true: 0, if_false: 0, operand: offset }
+}
+
+fn and(mask: u32) -> Step {
+    Step { code: AND, if_true: 0, if_false: 0, operand: mask }
+}
+
+fn pass_if(value: u32) -> [Step; 2] {
+    [Step { code: EQUAL, if_true: 0, if_false: 1, operand: value }, PASS]
+}
+
+fn all_of(needs: &[Need]) -> Vec<Step> {
+    let mut steps = Vec::new();
+    needs.iter().for_each(|need| require(&mut steps, need));
+    steps.push(PASS);
+    steps
 }
 
 /// Load, mask, skip the next when equal, drop.
 fn require(steps: &mut Vec<Step>, need: &Need) {
     let (width, offset, mask, value) = match *need {
-        Need::Word(offset, value) => (0x00, offset, None, value),
-        Need::Masked(offset, mask, value) => (0x00, offset, Some(mask), value),
-        Need::Half(offset, value) => (0x08, offset, None, u32::from(value)),
-        Need::Byte(offset, value) => (0x10, offset, None, u32::from(value)),
+        Need::Word(offset, value) => (WORD, offset, None, value),
+        Need::Masked(offset, mask, value) => (WORD, offset, Some(mask), value),
+        Need::Half(offset, value) => (HALF, offset, None, u32::from(value)),
+        Need::Byte(offset, value) => (BYTE, offset, None, u32::from(value)),
     };
     steps.push(load(width, offset));
-    steps.extend(mask.map(|mask| Step { code: AND, if_true: 0, if_false: 0, operand: mask }));
+    steps.extend(mask.map(and));
     steps.push(Step { code: EQUAL, if_true: 1, if_false: 0, operand: value });
     steps.push(DROP);
 }
@@ -199,7 +294,8 @@ mod tests {
     #[test]
     fn only_frames_with_own_addresses_to_members_pass() {
         let subnet = "10.1.0.0/24".parse().unwrap();
-        let program = program(&Bounds { mac: MAC, address: Ipv4Addr::new(10, 1, 0, 2), subnet });
+        let bounds = Bounds { mac: MAC, address: Ipv4Addr::new(10, 1, 0, 2), subnet, address_ipv6: None };
+        let program = program(&bounds);
         let peer = [0x56, 0x44, 0, 0, 7, 0];
         let mut ip = vec![0; 20];
         ip[12..16].copy_from_slice(&[10, 1, 0, 2]);
@@ -237,6 +333,86 @@ mod tests {
             frame(peer, MAC, 0x0800, &to([255, 255, 255, 255])),
             Vec::new(),
         ] {
+            assert_eq!(run(&program, &refused), 2, "{refused:02x?}");
+        }
+    }
+
+    const OWN: &str = "fd64:7673:0:7::2";
+    const PEER: &str = "fd64:7673:0:7::1";
+
+    /// A packet of IPv6 with what follows its header.
+    fn packet(source: &str, target: &str, next_header: u8, rest: &[u8]) -> Vec<u8> {
+        let [source, target] = [source, target].map(|text| text.parse::<Ipv6Addr>().unwrap().octets());
+        let length = (rest.len() as u16).to_be_bytes();
+        [&[0x60, 0, 0, 0][..], &length, &[next_header, 255], &source, &target, rest].concat()
+    }
+
+    /// The header of a fragment at a position, in units of 8 bytes, and what follows.
+    fn fragment(next_header: u8, position: u16, rest: &[u8]) -> Vec<u8> {
+        let position = (position << 3 | 1).to_be_bytes();
+        [&[next_header, 0][..], &position, &[0, 0, 0, 1], rest].concat()
+    }
+
+    #[test]
+    fn of_ipv6_pass_packets_with_the_own_address_within_the_network_and_nothing_that_speaks_for_others() {
+        let subnet = "10.1.0.0/24".parse().unwrap();
+        let without = Bounds { mac: MAC, address: Ipv4Addr::new(10, 1, 0, 2), subnet, address_ipv6: None };
+        let program_without = program(&without);
+        let program = program(&Bounds { address_ipv6: OWN.parse().ok(), ..without });
+        let peer = [0x56, 0x44, 0, 0, 7, 0];
+        let to_peer = |packet: &[u8]| frame(peer, MAC, 0x86dd, packet);
+        let own = |next_header, rest: &[u8]| to_peer(&packet(OWN, PEER, next_header, rest));
+        let body = [0; 20];
+        let icmp = |kind: u8| [&[kind][..], &body].concat();
+        let passes = [
+            own(6, &body),
+            own(17, &body),
+            own(132, &body),
+            own(136, &body),
+            own(58, &icmp(128)),
+            own(58, &icmp(129)),
+            own(58, &icmp(2)),
+            own(44, &fragment(17, 0, &body)),
+            own(44, &fragment(17, 9, &body)),
+            own(44, &fragment(58, 0, &icmp(128))),
+            own(44, &fragment(58, 9, &icmp(134))),
+            to_peer(&packet(OWN, "fd64:7673:0:7:1234:5678:9abc:def0", 6, &body)),
+        ];
+        for passes in passes {
+            assert_eq!(run(&program, &passes), 0, "{passes:02x?}");
+            assert_eq!(run(&program_without, &passes), 2, "without IPv6: {passes:02x?}");
+        }
+        let mut refused = vec![
+            to_peer(&packet("fd64:7673:0:7::3", PEER, 6, &body)),
+            to_peer(&packet("fd64:7673:0:8::2", PEER, 6, &body)),
+            to_peer(&packet("fe80::5444:ff:fe00:701", PEER, 6, &body)),
+            to_peer(&packet("::", PEER, 58, &icmp(128))),
+            to_peer(&packet("::1", PEER, 6, &body)),
+            frame(peer, peer, 0x86dd, &packet(OWN, PEER, 6, &body)),
+            frame([0x56, 0x44, 0, 0, 8, 0], MAC, 0x86dd, &packet(OWN, PEER, 6, &body)),
+            frame([0x33, 0x33, 0, 0, 0, 1], MAC, 0x86dd, &packet(OWN, PEER, 6, &body)),
+            frame([0xff; 6], MAC, 0x86dd, &packet(OWN, PEER, 6, &body)),
+            own(6, &[]).into_iter().take(40).collect(),
+            own(44, &fragment(58, 0, &[])),
+            own(44, &[]),
+            own(58, &[]),
+            frame(peer, MAC, 0x86dd, &[&[0x40][..], &packet(OWN, PEER, 6, &body)[1..]].concat()),
+        ];
+        let elsewhere =
+            ["fd64:7673:0:8::1", "fe80::1", "ff02::1", "ff02::2", "::1", "::", "::ffff:10.1.0.1", "2001:db8::1"];
+        refused.extend(elsewhere.map(|target| to_peer(&packet(OWN, target, 6, &body))));
+        // Who routes, who is where, who listens to groups; whatever the first fragment says.
+        for kind in [0, 100, 130, 131, 132, 133, 134, 135, 136, 137, 138, 139, 141, 143, 151, 155, 255] {
+            refused.extend([own(58, &icmp(kind)), own(44, &fragment(58, 0, &icmp(kind)))]);
+        }
+        // Headers that may have others behind them, tunnels, and nothing at all.
+        for kind in [0, 4, 41, 43, 47, 50, 51, 59, 60, 135, 139, 140, 253] {
+            let hidden = [&[58, 0, 1, 4, 0, 0, 0, 0][..], &icmp(134)].concat();
+            refused.extend([own(kind, &hidden), own(44, &fragment(kind, 0, &hidden))]);
+            refused.push(own(44, &fragment(kind, 9, &hidden)));
+        }
+        refused.push(own(44, &fragment(44, 0, &fragment(58, 0, &icmp(134)))));
+        for refused in refused {
             assert_eq!(run(&program, &refused), 2, "{refused:02x?}");
         }
     }

@@ -1,7 +1,7 @@
 //! Interfaces of one network namespace: made, changed and removed by name or index. Everything that makes is
 //! idempotent: what exists with the same kind is kept and brought to the wished state.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd};
 
 use crate::netlink::{Mode, NetlinkError, Request, Socket, attributes, read_u32};
@@ -71,6 +71,47 @@ pub enum Entry {
     Remote { mac: Mac, remote: IpAddr },
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum IpFamily {
+    Ipv4,
+    Ipv6,
+}
+
+/// Packets of a family and a protocol go by a table of routes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RouteRule {
+    pub family: IpFamily,
+    /// As in the header of a packet.
+    pub protocol: u8,
+    pub table: u32,
+    /// Rules with lower ones are asked first.
+    pub priority: u32,
+}
+
+/// Addresses that begin alike.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Network {
+    pub address: IpAddr,
+    pub prefix_bits: u8,
+}
+
+impl Network {
+    pub const ALL_OF_IPV4: Network = Network { address: IpAddr::V4(Ipv4Addr::UNSPECIFIED), prefix_bits: 0 };
+    pub const ALL_OF_IPV6: Network = Network { address: IpAddr::V6(Ipv6Addr::UNSPECIFIED), prefix_bits: 0 };
+
+    /// Whether every address of the other one is in it.
+    pub fn contains(self, other: Network) -> bool {
+        let bits = |address: IpAddr| match address {
+            IpAddr::V4(address) => u128::from(u32::from(address)) << 96,
+            IpAddr::V6(address) => address.to_bits(),
+        };
+        let mask = u128::MAX.checked_shl(128 - u32::from(self.prefix_bits)).unwrap_or(0);
+        self.address.is_ipv4() == other.address.is_ipv4()
+            && self.prefix_bits <= other.prefix_bits
+            && bits(self.address) & mask == bits(other.address) & mask
+    }
+}
+
 /// Interfaces of one namespace.
 #[derive(Debug)]
 pub struct Links {
@@ -84,6 +125,7 @@ const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
 const RTM_NEWROUTE: u16 = 24;
+const RTM_DELROUTE: u16 = 25;
 const RTM_NEWNEIGH: u16 = 28;
 const RTM_NEWRULE: u16 = 32;
 const RTM_DELRULE: u16 = 33;
@@ -100,6 +142,9 @@ const INFO_KIND: u16 = 1;
 const INFO_DATA: u16 = 2;
 const INFO_SLAVE_KIND: u16 = 4;
 const INFO_SLAVE_DATA: u16 = 5;
+const RTA_TABLE: u16 = 15;
+const ROUTE_UNICAST: u8 = 1;
+const ROUTE_LOCAL: u8 = 2;
 const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
 const AF_BRIDGE: u8 = 7;
@@ -278,6 +323,23 @@ impl Links {
         Ok(self.socket.perform(request)?)
     }
 
+    /// All of IPv6 that others may reach: none of the link or of this machine alone.
+    pub fn addresses_ipv6(&mut self) -> Result<Vec<Ipv6Addr>, InterfaceError> {
+        const IFA_ADDRESS: u16 = 1;
+        const SCOPE_GLOBAL: u8 = 0;
+        let mut found = Vec::new();
+        let mut head = [0; 8];
+        head[0] = libc::AF_INET6 as u8;
+        self.socket.dump(RTM_GETADDR, &head, RTM_NEWADDR, |body| {
+            let is_meant = body.first() == Some(&head[0]) && body.get(3) == Some(&SCOPE_GLOBAL);
+            let Some(rest) = body.get(8..).filter(|_| is_meant) else { return };
+            let addresses = attributes(rest).filter(|(kind, _)| *kind == IFA_ADDRESS);
+            found.extend(addresses.filter_map(|(_, value)| <[u8; 16]>::try_from(value).map(Ipv6Addr::from).ok()));
+        })?;
+        found.sort_unstable();
+        Ok(found)
+    }
+
     /// Everything without a better route goes to `gateway` by way of `link`.
     pub fn ensure_default_route(&mut self, interface: &Interface, gateway: IpAddr) -> Result<(), InterfaceError> {
         const RTA_OIF: u16 = 4;
@@ -291,31 +353,82 @@ impl Links {
         Ok(self.socket.perform(request)?)
     }
 
-    /// In a table of its own: every address is one of this machine, which speaks as `source` to them.
-    pub fn ensure_all_local(&mut self, table: u32, source: Ipv4Addr) -> Result<(), InterfaceError> {
-        const RTA_OIF: u16 = 4;
-        const RTA_PREFSRC: u16 = 7;
-        const RTA_TABLE: u16 = 15;
-        const PROTOCOL_STATIC: u8 = 4;
-        const SCOPE_HOST: u8 = 254;
-        const TYPE_LOCAL: u8 = 2;
-        let loopback = self.get("lo")?;
-        let head = [libc::AF_INET as u8, 0, 0, 0, 0, PROTOCOL_STATIC, SCOPE_HOST, TYPE_LOCAL, 0, 0, 0, 0];
-        let mut request = Request::new(RTM_NEWROUTE, Mode::Replace, &head, "make every address a local one");
-        request.u32(RTA_TABLE, table).u32(RTA_OIF, loopback.index).attribute(RTA_PREFSRC, &source.octets());
+    /// In a table of its own: every address of a network is one of this machine, which speaks as `source` to them.
+    pub fn ensure_local(&mut self, table: u32, network: Network, source: IpAddr) -> Result<(), InterfaceError> {
+        let request = self.local_request(RTM_NEWROUTE, Mode::Replace, table, network, Some(source))?;
         Ok(self.socket.perform(request)?)
     }
 
+    /// Networks of IPv6 in such a table.
+    pub fn local_networks(&mut self, table: u32) -> Result<Vec<Network>, InterfaceError> {
+        self.networks(table, ROUTE_LOCAL)
+    }
+
+    /// Networks of IPv6 to which this machine has a route, by any way.
+    pub fn reachable_networks(&mut self) -> Result<Vec<Network>, InterfaceError> {
+        const TABLE_MAIN: u32 = 254;
+        self.networks(TABLE_MAIN, ROUTE_UNICAST)
+    }
+
+    /// One that is not there is no error.
+    pub fn remove_local(&mut self, table: u32, network: Network) -> Result<(), InterfaceError> {
+        let request = self.local_request(RTM_DELROUTE, Mode::Change, table, network, None)?;
+        tolerate(self.socket.perform(request), &[libc::ESRCH, libc::ENOENT])
+    }
+
+    fn local_request(
+        &mut self,
+        kind: u16,
+        mode: Mode,
+        table: u32,
+        network: Network,
+        source: Option<IpAddr>,
+    ) -> Result<Request, InterfaceError> {
+        const RTA_DST: u16 = 1;
+        const RTA_OIF: u16 = 4;
+        const RTA_PREFSRC: u16 = 7;
+        const PROTOCOL_STATIC: u8 = 4;
+        const SCOPE_HOST: u8 = 254;
+        let loopback = self.get("lo")?;
+        let (address, bits) = (network.address, network.prefix_bits);
+        // IPv6 has no scopes of routes.
+        let scope = if address.is_ipv4() { SCOPE_HOST } else { 0 };
+        let head = [family(address), bits, 0, 0, 0, PROTOCOL_STATIC, scope, ROUTE_LOCAL, 0, 0, 0, 0];
+        let what = format!("make the addresses of {address}/{bits} local ones");
+        let mut request = Request::new(kind, mode, &head, what);
+        request.u32(RTA_TABLE, table).u32(RTA_OIF, loopback.index);
+        if bits > 0 {
+            request.attribute(RTA_DST, &octets(address));
+        }
+        if let Some(source) = source {
+            request.attribute(RTA_PREFSRC, &octets(source));
+        }
+        Ok(request)
+    }
+
+    fn networks(&mut self, table: u32, wanted: u8) -> Result<Vec<Network>, InterfaceError> {
+        const RTM_GETROUTE: u16 = 26;
+        let mut found = Vec::new();
+        let mut head = [0; 12];
+        head[0] = libc::AF_INET6 as u8;
+        self.socket.dump(RTM_GETROUTE, &head, RTM_NEWROUTE, |body| {
+            let is_meant =
+                |(of, kind, to): &(u32, u8, Network)| (*of, *kind) == (table, wanted) && to.address.is_ipv6();
+            found.extend(parse_route(body).filter(is_meant).map(|(.., network)| network));
+        })?;
+        found.sort_unstable();
+        found.dedup();
+        Ok(found)
+    }
+
     /// Packets of a protocol are routed by `table`, too, after everything of a lower `priority`.
-    pub fn ensure_rule(&mut self, protocol: u8, table: u32, priority: u32) -> Result<(), InterfaceError> {
-        let request = rule_request(RTM_NEWRULE, Mode::Create, protocol, table, priority);
-        tolerate(self.socket.perform(request), &[libc::EEXIST])
+    pub fn ensure_rule(&mut self, rule: RouteRule) -> Result<(), InterfaceError> {
+        tolerate(self.socket.perform(rule_request(RTM_NEWRULE, Mode::Create, rule)), &[libc::EEXIST])
     }
 
     /// A rule that is not there is no error.
-    pub fn remove_rule(&mut self, protocol: u8, table: u32, priority: u32) -> Result<(), InterfaceError> {
-        let request = rule_request(RTM_DELRULE, Mode::Change, protocol, table, priority);
-        tolerate(self.socket.perform(request), &[libc::ENOENT])
+    pub fn remove_rule(&mut self, rule: RouteRule) -> Result<(), InterfaceError> {
+        tolerate(self.socket.perform(rule_request(RTM_DELRULE, Mode::Change, rule)), &[libc::ENOENT])
     }
 
     /// The interface that has `address`.
@@ -404,12 +517,17 @@ fn change(interface: &Interface, what: String) -> Request {
     Request::new(RTM_NEWLINK, Mode::Change, &link_head(interface.index, 0, 0), what)
 }
 
-fn rule_request(kind: u16, mode: Mode, protocol: u8, table: u32, priority: u32) -> Request {
+fn rule_request(kind: u16, mode: Mode, rule: RouteRule) -> Request {
+    let RouteRule { family, protocol, table, priority } = rule;
+    let family = match family {
+        IpFamily::Ipv4 => libc::AF_INET,
+        IpFamily::Ipv6 => libc::AF_INET6,
+    };
     const FRA_PRIORITY: u16 = 6;
     const FRA_TABLE: u16 = 15;
     const FRA_IP_PROTO: u16 = 22;
     const TO_TABLE: u8 = 1;
-    let head = [libc::AF_INET as u8, 0, 0, 0, 0, 0, 0, TO_TABLE, 0, 0, 0, 0];
+    let head = [family as u8, 0, 0, 0, 0, 0, 0, TO_TABLE, 0, 0, 0, 0];
     let mut request = Request::new(kind, mode, &head, format!("route by table {table}"));
     request.u32(FRA_PRIORITY, priority).u32(FRA_TABLE, table).u8(FRA_IP_PROTO, protocol);
     request
@@ -518,6 +636,21 @@ fn parse_remote(body: &[u8], index: u32) -> Option<Entry> {
         }
     }
     Some(Entry::Remote { mac: mac?, remote: remote? })
+}
+
+/// `struct rtmsg` and its attributes: table, kind, and where to.
+fn parse_route(body: &[u8]) -> Option<(u32, u8, Network)> {
+    const RTA_DST: u16 = 1;
+    let (of, prefix_bits, mut table, kind) = (*body.first()?, *body.get(1)?, u32::from(*body.get(4)?), *body.get(7)?);
+    let mut to = if i32::from(of) == libc::AF_INET6 { Network::ALL_OF_IPV6 } else { Network::ALL_OF_IPV4 };
+    for (attribute, value) in attributes(body.get(12..)?) {
+        match attribute {
+            RTA_DST => to.address = address(value)?,
+            RTA_TABLE => table = read_u32(value, 0)?,
+            _ => (),
+        }
+    }
+    (prefix_bits <= 128).then_some((table, kind, Network { prefix_bits, ..to }))
 }
 
 fn address(bytes: &[u8]) -> Option<IpAddr> {

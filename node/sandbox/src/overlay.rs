@@ -10,13 +10,20 @@
 //! (which layer-2 address). Layer-2 addresses follow from container and node index, so no discovery is needed at all;
 //! broadcast and multicast do not exist. The filter at `dvsvDC` keeps members from being anybody else.
 //!
+//! Addresses of IPv4 are of a network that people choose; those of IPv6 follow from the container's number and the
+//! node's index, so nothing of them is recorded. They are used at once (nothing is negotiated), there are none of the
+//! link, and nobody inside believes advertisements of routers. A node that has no IPv6 ([`ipv6_here`]) gives none.
+//!
 //! All of this lives in the network namespace of the calling thread, except the inner end. Everything is idempotent.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
+use std::path::Path;
 
 use crate::filter;
 use crate::links::{Entry, Interface, InterfaceError, Links, Mac, PortTrust, Vxlan};
+use crate::netns::{self, NetnsError};
 
 /// The registered port of VXLAN.
 pub const PORT: u16 = 4789;
@@ -27,6 +34,8 @@ const OVERHEAD_IPV4: u32 = 50;
 const OVERHEAD_IPV6: u32 = 70;
 /// IPv4's smallest allowed MTU; an underlay that leaves less is misconfigured.
 const MTU_MIN: u32 = 576;
+/// IPv6's: on an interface with less the kernel has none.
+const MTU_MIN_IPV6: u32 = 1280;
 /// What an Ethernet device takes; the loopback interface has more.
 const MTU_MAX: u32 = 65_000;
 /// VXLAN network identifiers have 24 bits, 0 is none.
@@ -44,6 +53,15 @@ pub enum OverlayError {
     SubnetTooSmall { subnet: Subnet, index: u8 },
     #[error("the interface '{name}' of {underlay} takes {mtu} bytes, too few for a network inside")]
     MtuTooSmall { name: String, underlay: IpAddr, mtu: u32 },
+    #[error("could not say how eth0 of the container network {dc} treats IPv6 ({setting})")]
+    Setting {
+        dc: u32,
+        setting: &'static str,
+        #[source]
+        cause: io::Error,
+    },
+    #[error(transparent)]
+    Namespace(#[from] NetnsError),
     #[error("could not {step} of the container network {dc}")]
     Step {
         dc: u32,
@@ -113,6 +131,76 @@ impl Subnet {
     }
 }
 
+/// Bits of an address of IPv6 that say of which container it is.
+pub const PREFIX_BITS_IPV6: u8 = 64;
+
+/// The IPv6 network of container `dc`: `fd64:7673:` (unique local addresses, RFC 4193, and "dvs"), the container's
+/// number, 64 bits for its nodes. Whoever else uses the same addresses is as far away as whoever else uses 10.1.0.0/24:
+/// no packet of it ever comes here.
+pub fn network_ipv6(dc: u32) -> Ipv6Addr {
+    let [high, low] = [(dc >> 16) as u16, dc as u16];
+    Ipv6Addr::new(0xfd64, 0x7673, high, low, 0, 0, 0, 0)
+}
+
+/// The address of container `dc` on the node at position `index`, which ends in the `index`+1-th number, as that of
+/// IPv4.
+pub fn address_ipv6(dc: u32, index: u8) -> Ipv6Addr {
+    Ipv6Addr::from_bits(network_ipv6(dc).to_bits() | (u128::from(index) + 1))
+}
+
+/// Why containers have no IPv6 on this node.
+#[derive(Debug, thiserror::Error)]
+pub enum NoIpv6 {
+    #[error("its kernel has no IPv6")]
+    Kernel,
+    #[error("IPv6 is switched off there (sysctl net.ipv6.conf.{0}.disable_ipv6)")]
+    SwitchedOff(&'static str),
+    #[error(
+        "what the interface '{name}' takes ({mtu} bytes) leaves too little inside for IPv6, which needs {MTU_MIN_IPV6}"
+    )]
+    Mtu { name: String, mtu: u32 },
+    #[error("it cannot be found out")]
+    Unknown(#[from] InterfaceError),
+}
+
+/// Whether containers have IPv6 on the node in whose network namespace the calling thread is, which others reach at
+/// `underlay`.
+///
+/// # Errors
+/// They have none, and why.
+pub fn ipv6_here(underlay: IpAddr) -> Result<(), NoIpv6> {
+    ipv6_is_on()?;
+    let Interface { name, mtu, .. } = Links::here()?.holding(underlay)?;
+    if mtu < MTU_MIN_IPV6 + overhead(underlay) {
+        return Err(NoIpv6::Mtu { name, mtu });
+    }
+    Ok(())
+}
+
+/// Whether the kernel has IPv6, and nobody switched it off where the calling thread is.
+///
+/// # Errors
+/// What is not so.
+pub fn ipv6_is_on() -> Result<(), NoIpv6> {
+    for of in ["all", "default"] {
+        match std::fs::read_to_string(setting(of, "disable_ipv6")) {
+            Ok(said) if said.trim() == "0" => (),
+            Ok(_) => return Err(NoIpv6::SwitchedOff(of)),
+            Err(_) => return Err(NoIpv6::Kernel),
+        }
+    }
+    Ok(())
+}
+
+/// Of the network namespace of the calling thread.
+fn setting(interface: &str, name: &str) -> std::path::PathBuf {
+    Path::new("/proc/sys/net/ipv6/conf").join(interface).join(name)
+}
+
+fn overhead(underlay: IpAddr) -> u32 {
+    if underlay.is_ipv4() { OVERHEAD_IPV4 } else { OVERHEAD_IPV6 }
+}
+
 /// Another node of the container.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Peer {
@@ -120,6 +208,8 @@ pub struct Peer {
     pub index: u8,
     /// Where encapsulated frames for it go.
     pub underlay: IpAddr,
+    /// The container has an address of IPv6 there.
+    pub has_ipv6: bool,
 }
 
 /// One container's network on one node.
@@ -133,6 +223,8 @@ pub struct Overlay {
     pub underlay: IpAddr,
     /// UDP port, the same on all nodes; [`PORT`] usually.
     pub port: u16,
+    /// The container gets an address of IPv6 here: [`ipv6_here`].
+    pub has_ipv6: bool,
     /// The container's other nodes.
     pub peers: Vec<Peer>,
 }
@@ -157,11 +249,13 @@ impl Overlay {
         let (vxlan, bridge) = self.ensure_trunk(&mut node, mtu)?;
         let port = self.ensure_cable(&mut node, &mut inner, container)?;
         // The filter first: the port must never carry a frame without it.
-        let bounds = filter::Bounds { mac: mac(self.dc, self.index), address, subnet: self.subnet };
+        let address_ipv6 = self.has_ipv6.then(|| address_ipv6(self.dc, self.index));
+        let bounds = filter::Bounds { mac: mac(self.dc, self.index), address, subnet: self.subnet, address_ipv6 };
         filter::ensure(&mut node, &port, &bounds).map_err(self.step("set the filter"))?;
         self.ensure_port(&mut node, &port, &bridge, mtu)?;
         self.ensure_forwarding(&mut node, &vxlan, &port)?;
-        self.ensure_inside(&mut inner, address, mtu)
+        self.ensure_inside(&mut inner, address, mtu)?;
+        self.ensure_ipv6_inside(&mut inner, container, address_ipv6)
     }
 
     /// Removes everything of container `dc` from the calling thread's namespace. Nothing there is no error.
@@ -181,8 +275,7 @@ impl Overlay {
 
     fn mtu(&self, node: &mut Links) -> Result<u32, OverlayError> {
         let interface = node.holding(self.underlay).map_err(self.step("find the underlay"))?;
-        let overhead = if self.underlay.is_ipv4() { OVERHEAD_IPV4 } else { OVERHEAD_IPV6 };
-        match interface.mtu.checked_sub(overhead) {
+        match interface.mtu.checked_sub(overhead(self.underlay)) {
             Some(mtu) if mtu >= MTU_MIN => Ok(mtu.min(MTU_MAX)),
             _ => Err(OverlayError::MtuTooSmall { name: interface.name, underlay: self.underlay, mtu: interface.mtu }),
         }
@@ -197,10 +290,24 @@ impl Overlay {
             node.without_ipv6_address(interface).map_err(&fail)?;
             node.set_mtu(interface, mtu).map_err(&fail)?;
         }
+        self.deafen([&vxlan, &bridge]);
         node.set_port(&vxlan, &bridge, PortTrust::Open).map_err(&fail)?;
         node.set_up(&bridge).map_err(&fail)?;
         node.set_up(&vxlan).map_err(&fail)?;
         Ok((vxlan, bridge))
+    }
+
+    /// The node's own stack has nothing to say or to hear by IPv6 on these. What keeps it so is the filter; where the
+    /// setting cannot be written, that alone does.
+    fn deafen<const COUNT: usize>(&self, interfaces: [&Interface; COUNT]) {
+        for interface in interfaces {
+            let path = setting(&interface.name, "disable_ipv6");
+            if path.exists()
+                && let Err(cause) = std::fs::write(&path, "1")
+            {
+                tracing::debug!(dc = self.dc, interface = interface.name, %cause, "IPv6 stays on");
+            }
+        }
     }
 
     /// The veth pair. One whose inner end is not in the container belonged to an earlier life of it.
@@ -227,6 +334,7 @@ impl Overlay {
     ) -> Result<(), OverlayError> {
         let fail = self.step("make the port");
         node.without_ipv6_address(port).map_err(&fail)?;
+        self.deafen([port]);
         node.set_mtu(port, mtu).map_err(&fail)?;
         node.set_port(port, bridge, PortTrust::Locked).map_err(&fail)?;
         node.set_up(port).map_err(&fail)
@@ -261,6 +369,49 @@ impl Overlay {
         }
         inner.ensure_entries(&eth0, &entries).map_err(&fail)
     }
+
+    /// After the interface is up. Without an address nothing of IPv6 is left there.
+    fn ensure_ipv6_inside(
+        &self,
+        inner: &mut Links,
+        container: impl AsFd,
+        address: Option<Ipv6Addr>,
+    ) -> Result<(), OverlayError> {
+        let switch = if address.is_some() { "0" } else { "1" };
+        self.set_inside(container.as_fd(), &[("disable_ipv6", switch)])?;
+        let Some(address) = address else { return Ok(()) };
+        // What others advertise and redirect is nobody's business here, whatever the filter lets through.
+        let deaf = [("accept_ra", "0"), ("autoconf", "0"), ("accept_redirects", "0")];
+        self.set_inside(container.as_fd(), &deaf)?;
+        let fail = self.step("set up IPv6 on the inside");
+        let eth0 = inner.get(INNER_NAME).map_err(&fail)?;
+        inner.ensure_address(&eth0, IpAddr::V6(address), PREFIX_BITS_IPV6).map_err(&fail)?;
+        let peers = self.peers.iter().filter(|peer| peer.has_ipv6);
+        let entries: Vec<Entry> = peers
+            .map(|peer| Entry::Neighbour {
+                address: IpAddr::V6(address_ipv6(self.dc, peer.index)),
+                mac: mac(self.dc, peer.index),
+            })
+            .collect();
+        inner.ensure_entries(&eth0, &entries).map_err(&fail)
+    }
+
+    /// Settings of the interface inside. Without IPv6 in the kernel there are none.
+    fn set_inside(&self, container: impl AsFd, settings: &[(&'static str, &str)]) -> Result<(), OverlayError> {
+        netns::within(container, || {
+            settings.iter().try_for_each(|(name, value)| {
+                match std::fs::write(setting(INNER_NAME, name), value) {
+                    // With a read-only /proc/sys they are what they are: the filter keeps away what they would
+                    // believe, and an address that cannot be had shows when it is given.
+                    Err(cause) if matches!(cause.raw_os_error(), Some(libc::ENOENT | libc::EROFS | libc::EACCES)) => {
+                        tracing::debug!(dc = self.dc, name, %cause, "a setting stays as it is");
+                        Ok(())
+                    }
+                    written => written.map_err(|cause| OverlayError::Setting { dc: self.dc, setting: name, cause }),
+                }
+            })
+        })?
+    }
 }
 
 fn vxlan_name(dc: u32) -> String {
@@ -287,6 +438,17 @@ mod tests {
         let small: Subnet = "10.1.0.4/30".parse().expect("subnet");
         assert!(small.address(1).is_ok());
         assert!(matches!(small.address(2), Err(OverlayError::SubnetTooSmall { .. })));
+    }
+
+    #[test]
+    fn addresses_of_ipv6_follow_from_container_and_node_and_are_nobody_elses() {
+        assert_eq!(address_ipv6(7, 0).to_string(), "fd64:7673:0:7::1");
+        assert_eq!(address_ipv6(VNI_MAX, 62).to_string(), "fd64:7673:ff:ffff::3f");
+        assert_eq!(address_ipv6(1, u8::MAX).to_string(), "fd64:7673:0:1::100");
+        assert!(address_ipv6(7, 3).is_unique_local());
+        let network = |address: Ipv6Addr| address.to_bits() >> (128 - PREFIX_BITS_IPV6);
+        assert_eq!(network(address_ipv6(7, 9)), network(network_ipv6(7)));
+        assert_ne!(network(network_ipv6(7)), network(network_ipv6(7 << 16)));
     }
 
     #[test]

@@ -320,6 +320,7 @@ fn silent_shares(view: &DcView) -> impl Iterator<Item = NodeShare> {
             node: node.clone(),
             phase: DcPhase::Degraded,
             address: share.address.to_string(),
+            address_ipv6: None,
             pid_base: share.pid_base,
             endpoints: share.endpoints.clone(),
             servers: share.parts.iter().filter_map(|part| share.status(part)).collect(),
@@ -870,7 +871,8 @@ mod tests {
         let progress = |generation, desired, reported, phase| {
             let (address, pid_base, endpoints) = (String::new(), 0, 0..0);
             let (node, servers, ports, problems) = ("n1".to_owned(), Vec::new(), Vec::new(), Vec::new());
-            let share = NodeShare { node, phase, address, pid_base, endpoints, servers, ports, problems };
+            let share =
+                NodeShare { node, phase, address, address_ipv6: None, pid_base, endpoints, servers, ports, problems };
             let said = ShareRecord { id: 1, generation: reported, stage: Stage::Down, gone: false, share };
             let record = DcRecord { generation, desired, ..wished.clone() };
             let view = DcView { record, modified: cluster::Revision(1), shares: [("n1".to_owned(), said)].into() };

@@ -95,6 +95,7 @@ fn report(engine: &dyn Engine, node: &str, lease: cluster::LeaseId, orders: &Rec
                 node: node.to_owned(),
                 phase: DcPhase::Running,
                 address: share.address.to_string(),
+                address_ipv6: None,
                 pid_base: share.pid_base,
                 endpoints: share.endpoints.clone(),
                 servers: share.parts.iter().filter_map(|part| share.status(part)).collect(),

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
@@ -19,10 +19,11 @@ use keeper::{CallGateFds, FuseOptions, JobFds, KeeperClient, KeeperOptions, Proc
 use mgmt_api::{DiskStore, EgressSpec, Instance, Limits, PortSpec, SharePort, Volume};
 use parking_lot::Mutex;
 use sandbox::cgroup::Cgroup;
-use sandbox::overlay::{Overlay, Peer, Subnet};
+use sandbox::links::Network;
+use sandbox::overlay::{self, Overlay, Peer, Subnet};
 use serde_json::{Map, Value, json};
 use sys::launch::PidNamespace;
-use vos_api::ports::NodeAddresses;
+use vos_api::ports::{NodeAddress, NodeAddresses};
 
 use super::egress;
 use super::plan::{Observed, Part, Standing};
@@ -88,9 +89,13 @@ pub struct Parts {
     /// What the page for servers says of it, as far as this daemon has written it.
     lost_as_told: Option<u64>,
     published: Published,
+    /// Seats of nodes with IPv6, a bit each, of which the network knows; nothing of one that an earlier daemon made.
+    seats_with_ipv6: Option<u64>,
     /// Nodes of the cluster that the present gate to the outside was told of; nothing of one that an earlier daemon
     /// began.
-    kept_from: Option<Vec<Ipv4Addr>>,
+    kept_from: Option<Vec<IpAddr>>,
+    /// Where to programs get out by IPv6, as the container's routes say it; nothing of what an earlier daemon said.
+    ways_of_ipv6: Option<Vec<Network>>,
     /// The daemon's ends of desks, with the keeper that has them for the next daemon.
     desks: Mutex<BTreeMap<DeskOf, HeldDesk>>,
 }
@@ -168,7 +173,9 @@ impl Parts {
             lost: 0,
             lost_as_told: None,
             published: Published::default(),
+            seats_with_ipv6: None,
             kept_from: None,
+            ways_of_ipv6: None,
             desks: Mutex::default(),
             followed: earlier.unwrap_or_else(|| share.clone()),
             share,
@@ -333,6 +340,21 @@ impl Parts {
         }
     }
 
+    /// Nodes began anew with IPv6 or without, or an earlier daemon made the network, which knew less.
+    pub fn look_after_network(&mut self) {
+        if self.standing(&Part::Network) != Standing::Ready || self.seats_with_ipv6 == Some(self.with_ipv6()) {
+            return;
+        }
+        let made = self.make_network();
+        self.settle_plain(&Part::Network, made.map(|()| true));
+    }
+
+    /// Seats of its nodes that have IPv6, a bit each.
+    fn with_ipv6(&self) -> u64 {
+        let seats = self.share.seated.iter().filter(|(_, node)| self.context.has_ipv6(node));
+        seats.fold(0, |bits, (seat, _)| bits | 1 << seat)
+    }
+
     /// Nodes came to the cluster or left it: another gate knows whom it must not reach, and this one ends with its last
     /// connection.
     pub fn look_after_egress(&mut self) {
@@ -342,6 +364,30 @@ impl Parts {
         {
             self.replace_port_gate(Part::Egress);
         }
+        if let Err(problem) = self.follow_ways() {
+            let problem = crate::supervise::causes(&*problem);
+            tracing::warn!(dc = self.share.id, problem, "ways out by IPv6 stay as they were");
+        }
+    }
+
+    /// What the node reaches by IPv6 the container does, as far as it may.
+    fn follow_ways(&mut self) -> Result<(), Problem> {
+        let serves = self.processes.get(&Part::Egress).is_some_and(|gate| gate.standing() == Standing::Ready);
+        let (Some(spec), true) = (&self.share.spec.egress, serves) else {
+            self.ways_of_ipv6 = None;
+            return Ok(());
+        };
+        let ways = if self.address_ipv6().is_some() { egress::ways_of_ipv6(spec)? } else { Vec::new() };
+        if self.ways_of_ipv6.as_ref() != Some(&ways) {
+            egress::follow_ways(&self.keeper()?, self.share.address_ipv6, &ways)?;
+            self.ways_of_ipv6 = Some(ways);
+        }
+        Ok(())
+    }
+
+    /// On this node, where it has IPv6.
+    fn address_ipv6(&self) -> Option<Ipv6Addr> {
+        self.context.has_ipv6(&self.context.config.node).then_some(self.share.address_ipv6)
     }
 
     /// Tells the port gate what is published, and who the nodes are.
@@ -394,11 +440,9 @@ impl Parts {
 
     /// Of all nodes that are not lost.
     fn node_addresses(&self) -> Result<NodeAddresses, Problem> {
-        let subnet: Subnet = self.share.spec.subnet.parse()?;
         let is_there = |(seat, _): &&(usize, String)| *seat != self.share.index && self.lost & 1 << seat == 0;
-        let others = self.share.seated.iter().filter(is_there);
-        let others = others.map(|(seat, _)| Ok(subnet.address(u8::try_from(*seat)?)?));
-        Ok(NodeAddresses { own: self.share.address, others: others.collect::<Result<Vec<_>, Problem>>()? })
+        let others = self.share.seated.iter().filter(is_there).map(|(seat, _)| self.node_address(*seat));
+        Ok(NodeAddresses { own: self.node_address(self.share.index)?, others: others.collect::<Result<_, _>>()? })
     }
 
     /// What is wrong, part by part.
@@ -534,11 +578,13 @@ impl Parts {
 
     fn make_network(&mut self) -> Result<(), Problem> {
         let namespaces = self.keeper()?.namespaces()?;
+        let with_ipv6 = self.with_ipv6();
+        let has_ipv6 = |seat: usize| with_ipv6 & 1 << seat != 0;
         let mut peers = Vec::new();
         for (index, node) in self.share.seated.iter().filter(|(index, _)| *index != self.share.index) {
             let underlay =
                 self.context.underlay(node).ok_or_else(|| format!("the address of node {node} is not known"))?;
-            peers.push(Peer { index: u8::try_from(*index)?, underlay });
+            peers.push(Peer { index: u8::try_from(*index)?, underlay, has_ipv6: has_ipv6(*index) });
         }
         let overlay = Overlay {
             dc: self.share.id,
@@ -546,10 +592,13 @@ impl Parts {
             subnet: self.share.spec.subnet.parse()?,
             underlay: self.context.config.addresses().own(),
             port: self.context.config.vxlan_port,
+            has_ipv6: has_ipv6(self.share.index),
             peers,
         };
         overlay.ensure(&namespaces.net)?;
-        self.tell_hosts()
+        self.tell_hosts()?;
+        self.seats_with_ipv6 = Some(with_ipv6);
+        Ok(())
     }
 
     /// What the container's `/etc/hosts` leads to, and by which names jobs are sent to nodes.
@@ -584,17 +633,18 @@ impl Parts {
         let hosts = self.hosts()?;
         let mut named: Vec<(String, String)> =
             hosts.iter().map(|(node, address)| (in_full(node), address.clone())).collect();
-        let address = |node: &str| hosts.iter().find(|(name, _)| name == node).map(|(_, address)| address);
+        let is_node = |name: &str| hosts.iter().any(|(node, _)| node == name);
+        let addresses = |node: String| hosts.iter().filter(move |(name, _)| *name == node).map(|(_, address)| address);
         // Nothing of them is known before the engine has told.
         let services = services::record::views(&*self.context.answers.mirror, self.share.id).unwrap_or_default();
         for (service, view) in services {
-            if address(&service).is_some() {
+            if is_node(&service) {
                 continue;
             }
             let mut nodes = view.standing();
             nodes.sort_by_key(|node| (node != own, node.clone()));
             nodes.dedup();
-            named.extend(nodes.iter().filter_map(|node| Some((in_full(&service), address(node)?.clone()))));
+            named.extend(nodes.into_iter().flat_map(addresses).map(|address| (in_full(&service), address.clone())));
         }
         Ok(sandbox::rootfs::hosts_text(&named))
     }
@@ -608,13 +658,24 @@ impl Parts {
         Ok(fs::rename(&fresh, &path)?)
     }
 
-    /// Names and addresses of all its nodes.
+    /// Names and addresses of all its nodes; of those with IPv6 two, as far as this node has it. Which one a program
+    /// prefers its library decides (RFC 6724).
     fn hosts(&self) -> Result<Vec<(String, String)>, Problem> {
+        let mut hosts = Vec::new();
+        for (seat, node) in &self.share.seated {
+            let NodeAddress { ipv4, ipv6 } = self.node_address(*seat)?;
+            let both = std::iter::once(IpAddr::V4(ipv4)).chain(ipv6.map(IpAddr::V6));
+            hosts.extend(both.map(|address| (node.clone(), address.to_string())));
+        }
+        Ok(hosts)
+    }
+
+    fn node_address(&self, seat: usize) -> Result<NodeAddress, Problem> {
         let subnet: Subnet = self.share.spec.subnet.parse()?;
-        let host = |(seat, node): &(usize, String)| -> Result<_, Problem> {
-            Ok((node.clone(), subnet.address(u8::try_from(*seat)?)?.to_string()))
-        };
-        self.share.seated.iter().map(host).collect()
+        let (index, with_ipv6) = (u8::try_from(seat)?, self.with_ipv6());
+        let has_ipv6 = [seat, self.share.index].iter().all(|seat| with_ipv6 & 1 << seat != 0);
+        let ipv6 = has_ipv6.then(|| overlay::address_ipv6(self.share.id, index));
+        Ok(NodeAddress { ipv4: subnet.address(index)?, ipv6 })
     }
 
     /// What was asked for is something else now.
@@ -967,16 +1028,24 @@ impl Parts {
     fn egress_role(&self, restarts: u64) -> Result<Role, Problem> {
         let keeper = self.keeper()?;
         let spec = self.share.spec.egress.clone().unwrap_or_default();
-        let fds = egress::descriptors(&keeper, self.share.spec.subnet.parse()?, self.share.address)?;
+        let (subnet, address) = (self.share.spec.subnet.parse()?, self.share.address);
+        let inside = egress::ContainerAddresses { subnet, address, address_ipv6: self.address_ipv6() };
+        let fds = egress::descriptors(&keeper, &inside)?;
         let options = egress::options(&spec, &self.cluster_addresses())?;
         self.port_gate_role(&keeper, EGRESS_GATE, options, fds, restarts)
     }
 
     /// Of all nodes of the cluster, which no container reaches.
-    fn cluster_addresses(&self) -> Vec<Ipv4Addr> {
+    fn cluster_addresses(&self) -> Vec<IpAddr> {
         let members = self.context.members.read();
-        let mut addresses: Vec<Ipv4Addr> = members.values().filter_map(|node| node.address.parse().ok()).collect();
+        let mut addresses: Vec<IpAddr> = members
+            .values()
+            .flat_map(|node| {
+                node.address.parse().ok().into_iter().chain(node.addresses_ipv6.iter().copied().map(IpAddr::V6))
+            })
+            .collect();
         addresses.sort();
+        addresses.dedup();
         addresses
     }
 

@@ -104,6 +104,11 @@ impl Published {
         let keeper = keeper()?;
         let control = keeper.fetch(CONTROL)?.ok_or("the keeper has no way to the port gate")?;
         if other_nodes {
+            let narrow = nodes.without_ipv6();
+            if narrow != nodes {
+                // A gate of the release before hears this one alone.
+                send(&control, &ToPortGate::Nodes(narrow), None)?;
+            }
             send(&control, &ToPortGate::Nodes(nodes.clone()), None)?;
             self.nodes = Some(nodes);
         }

@@ -1,6 +1,6 @@
 //! What one node has to bring about of a container: derived from its record, changed by nothing.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
 use abi::Endpoint;
@@ -23,6 +23,8 @@ pub struct Share {
     /// All nodes, each with its seat.
     pub seated: Vec<(usize, String)>,
     pub address: Ipv4Addr,
+    /// Where the node has IPv6.
+    pub address_ipv6: Ipv6Addr,
     pub pid_base: u32,
     /// Those that this node gives to programs.
     pub endpoints: Range<u32>,
@@ -54,13 +56,28 @@ impl Share {
         if spec.egress.is_some() {
             parts.push(Part::Egress);
         }
-        let address = spec::subnet(&spec.subnet).ok()?.address(u8::try_from(index).ok()?).ok()?;
+        let seat = u8::try_from(index).ok()?;
+        let address = spec::subnet(&spec.subnet).ok()?.address(seat).ok()?;
+        let address_ipv6 = sandbox::overlay::address_ipv6(record.id, seat);
         let (pid_base, endpoints) = (spec::pid_base(index), record.endpoints_of(index)?);
         let seated = record.seated().map(|(seat, node)| (seat, node.clone())).collect();
         // What stands still does not end.
         let (id, paused) = (record.id, record.paused && record.desired == Desired::Running);
         let go_back = record.go_back.clone();
-        Some(Share { id, spec, placement, index, seated, address, pid_base, endpoints, paused, go_back, parts })
+        Some(Share {
+            id,
+            spec,
+            placement,
+            index,
+            seated,
+            address,
+            address_ipv6,
+            pid_base,
+            endpoints,
+            paused,
+            go_back,
+            parts,
+        })
     }
 
     /// Of a server or gate: where it was placed.
@@ -210,6 +227,10 @@ mod tests {
         let seats = json!({ "n1": 0, "n2": 1, "n3": 2 });
         let after = share(json!({ "spec": spec, "endpoints": endpoints, "seats": seats })).unwrap();
         assert_eq!((after.index, after.address, after.pid_base), (1, before.address, before.pid_base));
+        assert_eq!(
+            (after.address_ipv6, before.address_ipv6.to_string().as_str()),
+            (before.address_ipv6, "fd64:7673:0:7::2")
+        );
         assert_eq!(after.endpoints, before.endpoints);
         assert_eq!(after.seated, [(1, "n2".to_owned()), (2, "n3".to_owned())]);
     }

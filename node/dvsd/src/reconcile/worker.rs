@@ -211,6 +211,7 @@ impl Working {
             }
             if wish == Wish::Up {
                 self.parts.publish();
+                self.parts.look_after_network();
                 self.parts.look_after_egress();
                 self.parts.tell_names();
                 self.parts.open_hatch();
@@ -303,6 +304,7 @@ impl Working {
             node: self.context.config.node.clone(),
             phase,
             address: self.parts.share.address.to_string(),
+            address_ipv6: self.context.has_ipv6(&self.context.config.node).then_some(self.parts.share.address_ipv6),
             pid_base: self.parts.share.pid_base,
             endpoints: self.parts.share.endpoints.clone(),
             servers: servers.collect(),

@@ -2,36 +2,38 @@
 //! and however slowly, costs a bounded time and a few bytes.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use mgmt_api::HealthProbe;
 use sys::ns::{Kinds, join};
+use vos_api::ports::NodeAddress;
 
 /// Of an answer: what comes after its status says nothing.
 const STATUS_BYTES: usize = 64;
 
 /// On a thread that ends with it: it stays in the container's network.
-pub fn ask(probe: &HealthProbe, address: Ipv4Addr, network: &OwnedFd, until: Instant) -> bool {
+pub fn ask(probe: &HealthProbe, addresses: NodeAddress, network: &OwnedFd, until: Instant) -> bool {
     if join(network, Kinds::NET).is_err() {
         return false;
     }
     match probe {
-        HealthProbe::Tcp(port) => connect(address, *port, until).is_some(),
+        HealthProbe::Tcp(port) => connect(addresses, *port, until).is_some(),
         HealthProbe::Http { port, path } => {
-            connect(address, *port, until).and_then(|stream| get(stream, address, path, until)).is_some_and(is_well)
+            connect(addresses, *port, until).and_then(|(stream, at)| get(stream, at, path, until)).is_some_and(is_well)
         }
         // Those the keeper runs.
         HealthProbe::Command(_) => false,
     }
 }
 
-/// At the container's address there, or at that of the node alone.
-fn connect(address: Ipv4Addr, port: u16, until: Instant) -> Option<TcpStream> {
-    [address, Ipv4Addr::LOCALHOST].into_iter().find_map(|address| {
-        let left = left(until)?;
-        TcpStream::connect_timeout(&SocketAddr::new(IpAddr::V4(address), port), left).ok()
+/// At the container's addresses there, or at those of the node alone; and at which.
+fn connect(addresses: NodeAddress, port: u16, until: Instant) -> Option<(TcpStream, IpAddr)> {
+    let own: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    addresses.all().chain(own).find_map(|address| {
+        let stream = TcpStream::connect_timeout(&SocketAddr::new(address, port), left(until)?).ok()?;
+        Some((stream, address))
     })
 }
 
@@ -40,8 +42,10 @@ fn left(until: Instant) -> Option<Duration> {
 }
 
 /// The beginning of the answer.
-fn get(mut stream: TcpStream, host: Ipv4Addr, path: &str, until: Instant) -> Option<Vec<u8>> {
+fn get(mut stream: TcpStream, host: IpAddr, path: &str, until: Instant) -> Option<Vec<u8>> {
     stream.set_write_timeout(left(until)).ok()?;
+    let host = SocketAddr::new(host, 0).to_string();
+    let host = host.trim_end_matches(":0");
     let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: dvs\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).ok()?;
     let mut answer = Vec::new();
@@ -101,12 +105,12 @@ mod tests {
         });
         for _ in 0..2 {
             let (begun, until) = (Instant::now(), Instant::now() + Duration::from_millis(200));
-            let stream = connect(Ipv4Addr::LOCALHOST, port, until).unwrap();
-            let answer = get(stream, Ipv4Addr::LOCALHOST, "/", until).unwrap_or_default();
+            let (stream, at) = connect(Ipv4Addr::LOCALHOST.into(), port, until).unwrap();
+            let answer = get(stream, at, "/", until).unwrap_or_default();
             assert!(!is_well(answer.clone()) && answer.len() <= STATUS_BYTES * 2, "{answer:?}");
             assert!(begun.elapsed() < Duration::from_secs(2));
         }
         talker.join().unwrap();
-        assert!(connect(Ipv4Addr::LOCALHOST, port, Instant::now() + Duration::from_millis(200)).is_none());
+        assert!(connect(Ipv4Addr::LOCALHOST.into(), port, Instant::now() + Duration::from_millis(200)).is_none());
     }
 }

@@ -18,6 +18,7 @@ use service_core::record::{Staying, may_hold};
 use service_core::restart::RunEnd;
 use service_core::tenure::{EXTEND_EVERY, Run, RunRefusal};
 use service_core::{order, wish};
+use vos_api::ports::NodeAddress;
 
 use super::assurance::{Assurance, Holding};
 use super::probe;
@@ -535,12 +536,14 @@ impl Worker {
             }
             Some(probe) => {
                 let own = &self.context().config.node;
-                let address = self.record().and_then(|record| Share::of(&record, own)).map(|share| share.address);
-                let (Some(address), Some(keeper)) = (address, &self.keeper) else { return };
+                let share = self.record().and_then(|record| Share::of(&record, own));
+                let (Some(share), Some(keeper)) = (share, &self.keeper) else { return };
+                let ipv6 = self.context().has_ipv6(own).then_some(share.address_ipv6);
+                let addresses = NodeAddress { ipv4: share.address, ipv6 };
                 let Ok(namespaces) = keeper.namespaces() else { return };
                 let (tell, bell, key) = (self.happened.0.clone(), Arc::clone(&self.bell), key.clone());
                 let ask = move || {
-                    let is_well = probe::ask(&probe, address, &namespaces.net, until);
+                    let is_well = probe::ask(&probe, addresses, &namespaces.net, until);
                     let _ = tell.send(Happened::Probed { key, run, is_well });
                     bell.ring();
                 };

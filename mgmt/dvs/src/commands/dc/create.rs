@@ -152,7 +152,7 @@ pub struct Options {
     /// Let its programs connect to the outside, through their node; of the cluster's nodes they reach none.
     #[arg(long)]
     egress: bool,
-    /// Let them reach this network alone, as in 10.0.0.0/8 or 192.0.2.7:443; may be repeated.
+    /// Let them reach this network alone, as in 10.0.0.0/8, 192.0.2.7:443 or [2001:db8::]/32:443; may be repeated.
     #[arg(long, value_name = "NETWORK[:PORT]", value_parser = parse_egress_rule)]
     egress_allow: Vec<EgressRule>,
     /// Read the description from a TOML file; - is standard input.

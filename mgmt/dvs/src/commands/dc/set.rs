@@ -64,7 +64,8 @@ pub struct Options {
     /// Let its programs connect to everything outside but the cluster's nodes.
     #[arg(long, conflicts_with_all = ["no_egress", "egress_allow"])]
     egress: bool,
-    /// Let them reach these networks and no others, as in 10.0.0.0/8 or 192.0.2.7:443; may be repeated.
+    /// Let them reach these networks and no others, as in 10.0.0.0/8, 192.0.2.7:443 or [2001:db8::]/32:443; may be
+    /// repeated.
     #[arg(long, value_name = "NETWORK[:PORT]", value_parser = parse_egress_rule)]
     egress_allow: Vec<EgressRule>,
     /// Let them reach nothing outside.

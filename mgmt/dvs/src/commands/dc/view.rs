@@ -119,13 +119,14 @@ pub fn whole(whole: &Whole, out: &mut impl Write) -> io::Result<()> {
 }
 
 fn shares(dc: &Dc) -> Table {
-    let mut table = Table::new(&["NODE", "STATE", "ADDRESS", "PIDS FROM", "ENDPOINTS"]);
+    let mut table = Table::new(&["NODE", "STATE", "ADDRESS", "IPV6", "PIDS FROM", "ENDPOINTS"]);
     for share in &dc.shares {
         let (first, end) = (share.endpoints.start, share.endpoints.end);
         table.push(vec![
             share.node.clone(),
             phase(share.phase).to_owned(),
             share.address.clone(),
+            share.address_ipv6.map_or("-".to_owned(), |address| address.to_string()),
             share.pid_base.to_string(),
             if first < end { format!("{first}-{}", end - 1) } else { "-".to_owned() },
         ]);
