@@ -1,8 +1,8 @@
 //! What becomes of a request that came by a hatch: of a program of a container, for what is that container's.
 //!
-//! Which routes it may ask for says the table ([`mgmt_api::routes::Inhabitants`]). Here it is made sure that it is its own
-//! container that is asked for: another one does not exist for it, whether there is one or not. Of the node it hears
-//! nothing but its name.
+//! Which routes it may ask for says the table ([`mgmt_api::routes::Inhabitants`]). Here it is made sure that it is its
+//! own container that is asked for: another one does not exist for it, whether there is one or not. Of the node it
+//! hears nothing but its name.
 
 use std::sync::Arc;
 
