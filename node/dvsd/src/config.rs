@@ -588,7 +588,7 @@ mod tests {
         let shown: Settings = toml::from_str(&uncommented(PACKAGED)).unwrap();
         let (node, advertise) = (shown.node.clone(), shown.advertise);
         let default = Settings { node, advertise, ..Settings::default() }.settle().unwrap();
-        let tables = Settings { volumes: None, links: None, proxy_options: None, etcd: None, ..shown };
+        let tables = Settings { volumes: None, links: None, names: None, proxy_options: None, etcd: None, ..shown };
         let said = Settings { ethernet: None, proxy_program: None, ..tables }.settle().unwrap();
         assert_eq!(format!("{said:?}"), format!("{default:?}"));
     }

@@ -214,6 +214,9 @@ pub struct EnterOptions {
     argv: Vec<String>,
 }
 
+/// Where daemons answer for names, which nodes of a cluster on one machine are not told otherwise.
+const NAMES_VARIABLE: &str = "DVS_NAMES_LISTEN";
+
 /// Starts a program in a session of its own, as a child of the machine's PID 1. Its environment is bare, but for the
 /// features it is to do without.
 pub fn start_inside(machine: ProcessId, log: &Path, argv: &[&str]) -> Result<ProcessId, MachineError> {
@@ -234,6 +237,7 @@ pub fn start_inside(machine: ProcessId, log: &Path, argv: &[&str]) -> Result<Pro
         .env_clear()
         .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
         .envs(sys::without::variable().map(|features| (sys::without::VARIABLE, features)))
+        .envs(std::env::var_os(NAMES_VARIABLE).map(|listen| (NAMES_VARIABLE, listen)))
         .stdin(Stdio::null())
         .current_dir("/")
         .output()

@@ -118,7 +118,7 @@ mod tests {
                 "node": node, "phase": "running", "address": "10.1.0.1", "pid_base": 65536,
                 "endpoints": { "start": 256, "end": 512 }, "servers": [], "ports": ports,
             });
-            let record = json!({ "id": 7, "generation": 3, "stage": "up", "share": share });
+            let record = json!({ "id": 7, "generation": 3, "stage": "up", "gone": false, "share": share });
             ((*node).to_owned(), serde_json::from_value(record).unwrap())
         };
         DcView {
