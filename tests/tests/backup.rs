@@ -18,7 +18,7 @@ echo odd > \"$(printf 'n\\377me')\"; echo long > \"$(printf '%0200d' 7)\"
 mkdir /dc/.dvs-backup-0000000000000000; echo {} > /dc/.dvs-backup-0000000000000000/end.json
 chmod 1777 /dc/empty; touch -d '2001-01-01' /dc/empty";
 /// Of all that, a line each.
-const LOOK: &str = "cd /dc; find . -mindepth 1 \\( -type d -printf '%P %m %U:%G d\\n' -o -printf '%P %m %U:%G %T@ %n %s %l\\n' \\) \
+const LOOK: &str = "cd /dc; find . -mindepth 1 \\( -type d -printf '%P %m %U:%G %T@ d\\n' -o -printf '%P %m %U:%G %T@ %n %s %l\\n' \\) \
     | cat -v | sort; find . -type f -exec sha256sum {} + | cat -v | sort";
 
 #[test]

@@ -295,6 +295,10 @@ fn plan_xattr<'a>(request: &Request<'a>, now: u64) -> Step<'a> {
         Body::Setxattr { name, .. } | Body::Removexattr { name } if is_own(name) && request.header.uid != 0 => {
             Step::Answer(libc::EPERM)
         }
+        // These tell of directories that others may not look into.
+        Body::Getxattr { name, .. } if is_own(name) && name != fs::QUOTA_NAME && request.header.uid != 0 => {
+            Step::Answer(libc::EPERM)
+        }
         Body::Setxattr { value, .. } if value.len() > fs::XATTR_VALUE_BYTES_MAX => Step::Answer(libc::E2BIG),
         Body::Setxattr { flags, name, value } => {
             // Of more bits than these the server knows none.

@@ -148,8 +148,8 @@ impl Base {
         Ok(found)
     }
 
-    /// Inodes from `from` on, up to `limit`, that may differ between two snapshots: those whose value was replaced since
-    /// the earlier one was taken. Fewer than `limit` means that there are no more.
+    /// Inodes from `from` on, up to `limit`, that differ between two snapshots for whoever looks at them. Fewer than
+    /// `limit` means that there are no more.
     pub fn changed(&self, earlier: u64, later: u64, from: u64, limit: usize) -> Result<Vec<u64>, StoreError> {
         let between = || self.snapshots.iter().filter(|snapshot| (earlier..later).contains(&snapshot.id));
         let (mut found, mut low) = (Vec::new(), key1(tag::INODE, from));
@@ -158,11 +158,15 @@ impl Base {
             for snapshot in between() {
                 let end = before(snapshot.id, &[tag::INODE + 1]);
                 let part = self.before.range::<&[u8]>(bounds(&before(snapshot.id, &low), &end))?;
-                round.add(part, |key, _| Ok((key.get(ID_BYTES..).unwrap_or_default().to_vec(), None)))?;
+                round.add(part, |key, value| Ok((key.get(ID_BYTES..).unwrap_or_default().to_vec(), decode(value)?)))?;
             }
             let Round { merged, cut, .. } = round;
-            let known = merged.into_keys().filter(|key| cut.as_ref().is_none_or(|cut| key <= cut));
-            found.extend(known.filter_map(|key| number_of(&key, 0)));
+            for (key, then) in merged.into_iter().filter(|(key, _)| cut.as_ref().is_none_or(|cut| key <= cut)) {
+                // It was replaced, perhaps by what differs for this server alone.
+                if !looks_the_same(then.as_deref(), self.get_at(later, &key)?.as_deref()) {
+                    found.extend(number_of(&key, 0));
+                }
+            }
             let Some(mut next) = cut else { break };
             next.push(0);
             low = next;
@@ -455,6 +459,16 @@ fn is_same_to_snapshots(key: &[u8], one: &[u8], other: &[u8]) -> bool {
     let closed = |value| Inode::decode(value).map(|inode| Inode { opens: 0, ..inode });
     let is_inode = key.first() == Some(&tag::INODE);
     one == other || is_inode && matches!((closed(one), closed(other)), (Ok(one), Ok(other)) if one == other)
+}
+
+/// The same of two inodes, or of none, for whoever sees them: with which quota they count shows nowhere.
+fn looks_the_same(one: Option<&[u8]>, other: Option<&[u8]>) -> bool {
+    let shown = |value: &[u8]| Inode::decode(value).map(|inode| Inode { opens: 0, quota: 0, ..inode }).ok();
+    match (one, other) {
+        (None, None) => true,
+        (Some(one), Some(other)) => one == other || shown(one).is_some_and(|one| shown(other) == Some(one)),
+        _ => false,
+    }
 }
 
 const ID_BYTES: usize = size_of::<u64>();

@@ -178,15 +178,8 @@ impl Fs {
                 self.cancel_waiting(call.session, Some(cancel.sequence));
                 answer(Reply::default());
             }
-            Ok(Request::Mkdir(it)) if it.parent == api::SNAPSHOTS => self.begin_settled(call, answer),
-            Ok(Request::Setxattr(it)) if it.name.0 == api::QUOTA_NAME => {
-                let still = Still::new(self);
-                let answer = Box::new(move |reply| {
-                    drop(still);
-                    answer(reply);
-                });
-                self.begin_settled(call, answer);
-            }
+            Ok(Request::Mkdir(it)) if it.parent == api::SNAPSHOTS => self.begin_still(call, answer),
+            Ok(Request::Setxattr(it)) if it.name.0 == api::QUOTA_NAME => self.begin_still(call, answer),
             Ok(Request::Setlk(_)) => self.begin_change(call, answer, Fs::run_setlk),
             Ok(_) if api::class_of(call.op) == Some(Class::Once) => self.begin_change(call, answer, Fs::run_change),
             Ok(_) => self.begin_look(call, answer),
@@ -306,15 +299,32 @@ impl Fs {
     }
 
     /// A change that comes after all that anybody was answered and did not tell yet: a snapshot has it, a quota counts it.
-    fn begin_settled(self: &Arc<Fs>, call: Call, answer: Responder) {
-        let fs = self.clone();
-        let resume: Resume = Box::new(move |go| match go {
-            Go::On => fs.begin_change(call, answer, Fs::run_change),
-            Go::Fenced => answer(Reply::failed(Errno::Stale)),
+    fn begin_still(self: &Arc<Fs>, call: Call, answer: Responder) {
+        let still = Still::new(self);
+        let answer = Box::new(move |reply| {
+            drop(still);
+            answer(reply);
+        });
+        self.settle_all(call, answer);
+    }
+
+    /// What is told may be of directories that were made before they were told of, and are had exclusively from then on:
+    /// so it is asked again, until nothing is left.
+    fn settle_all(self: &Arc<Fs>, call: Call, answer: Responder) {
+        let request = Arc::new(Mutex::new(Some((call, answer))));
+        let (fs, waiting) = (self.clone(), request.clone());
+        let resume: Resume = Box::new(move |go| {
+            let Some((call, answer)) = waiting.lock().take() else { return };
+            match go {
+                Go::On => fs.settle_all(call, answer),
+                Go::Fenced => answer(Reply::failed(Errno::Stale)),
+            }
         });
         const NOBODYS: u64 = 0;
-        if let Err(resume) = self.leases.settle(NOBODYS, None, self.now(), resume) {
-            resume(Go::On);
+        if self.leases.settle(NOBODYS, None, self.now(), resume).is_err()
+            && let Some((call, answer)) = request.lock().take()
+        {
+            self.begin_change(call, answer, Fs::run_change);
         }
     }
 

@@ -5,7 +5,7 @@
 //! out when the record was written.
 //!
 //! Lock order, outermost first: a file's stripe (`files`), `checkpointing`, `progress`, `blocks`, then the leaves (log,
-//! store, cache, leases, sessions, waiting locks, lingering inodes). Only `checkpointing` and stripes are held while
+//! store, cache, leases, sessions, waiting locks, lingering inodes, quotas to be counted). Only `checkpointing` and stripes are held while
 //! the device works; the lock of `progress` may wait for a page of the metadata store.
 
 use std::sync::Arc;
@@ -26,6 +26,7 @@ use crate::linger::Lingering;
 use crate::locks::Waiting;
 use crate::log::{Counters, Done, Log, RECORD_BYTES_MAX, Tail};
 use crate::model::{key, key1, tag};
+use crate::ops::quotas::Counting;
 use crate::quotas::Quotas;
 use crate::readahead::ReadAhead;
 use crate::sessions::Mark;
@@ -135,6 +136,7 @@ pub struct Fs {
     /// The least version of a release that knows what is in it, as the superblock says.
     needs: AtomicU32,
     pub(crate) quotas: Quotas,
+    pub(crate) counting: Mutex<Counting>,
 }
 
 pub(crate) struct Progress {
@@ -195,6 +197,7 @@ impl Fs {
             device,
             needs: AtomicU32::new(found.layout.needs),
             quotas: found.quotas,
+            counting: Mutex::default(),
             layout: found.layout,
             aside: found.aside,
             store: found.store,

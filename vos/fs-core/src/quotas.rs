@@ -90,6 +90,8 @@ fn weight(inode: &Inode) -> Amount {
 struct Difference {
     blocks: i64,
     inodes: i64,
+    /// Of these, what somebody opened again before it was removed: it was there.
+    back: (i64, i64),
 }
 
 impl Difference {
@@ -131,18 +133,24 @@ impl Quotas {
         let mut changed: BTreeMap<u32, Difference> = BTreeMap::new();
         let decode = |bytes: &[u8]| Inode::decode(bytes).map_err(Errno::from);
         for (old, new) in txn.changed_inodes()? {
-            for (bytes, sign) in [(old, -1), (new, 1)] {
-                let Some(inode) = bytes.as_deref().map(decode).transpose()? else { continue };
-                if inode.quota != 0 {
-                    changed.entry(inode.quota).or_default().add(weight(&inode), sign);
-                }
+            let old = old.as_deref().map(decode).transpose()?;
+            let new = new.as_deref().map(decode).transpose()?;
+            if let Some(back) = old.as_ref().filter(|old| is_unused(old)).and(new.as_ref()).filter(|it| it.quota != 0) {
+                let difference = changed.entry(back.quota).or_default();
+                let Amount { blocks, inodes } = weight(back);
+                difference.back = (difference.back.0 + blocks as i64, difference.back.1 + inodes as i64);
+            }
+            for (inode, sign) in [(old, -1), (new, 1)] {
+                let Some(inode) = inode.filter(|inode| inode.quota != 0) else { continue };
+                changed.entry(inode.quota).or_default().add(weight(&inode), sign);
             }
         }
-        for (number, Difference { blocks, inodes }) in changed {
+        for (number, Difference { blocks, inodes, back }) in changed {
             let Some(mut quota) = txn.quota(number)?.filter(|_| (blocks, inodes) != (0, 0)) else { continue };
             let (blocks_left, inodes_left) = quota.left();
             let exceeds = |more: i64, left: Option<u64>| more > 0 && left.is_some_and(|left| more as u64 > left);
-            if growth != Growth::Owed && (exceeds(blocks, blocks_left) || exceeds(inodes, inodes_left)) {
+            let is_too_much = exceeds(blocks - back.0, blocks_left) || exceeds(inodes - back.1, inodes_left);
+            if growth != Growth::Owed && is_too_much {
                 return Err(Errno::QuotaExceeded);
             }
             quota.used.blocks = quota.used.blocks.saturating_add_signed(blocks);

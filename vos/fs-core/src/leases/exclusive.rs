@@ -47,16 +47,21 @@ impl Still {
         drop(fs.leases.state.lock());
         Still { fs: fs.clone() }
     }
+
+    pub fn fs(&self) -> &Arc<Fs> {
+        &self.fs
+    }
 }
 
 impl Drop for Still {
-    /// Also while an answer is given, under the lock of all leases.
+    /// Also while an answer is given, under the lock of all leases. Who looked meanwhile is granted nothing.
     fn drop(&mut self) {
+        self.fs.leases.stills.ever.fetch_add(1, Ordering::SeqCst);
         self.fs.leases.stills.now.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-/// [`Still`]s that there are, and that there have been.
+/// [`Still`]s that there are, and how often one began or ended.
 #[derive(Default)]
 pub(super) struct Stills {
     now: AtomicU64,
@@ -145,7 +150,7 @@ impl Leases {
         is_owner || state.mailboxes.get(&session).is_some_and(|mailbox| mailbox.untold.is_some())
     }
 
-    /// How many [`Still`]s there have been.
+    /// How often a [`Still`] began or ended.
     pub fn stills(&self) -> u64 {
         self.stills.ever.load(Ordering::SeqCst)
     }

@@ -413,7 +413,10 @@ pub(super) fn replace(
     if is_dir {
         moved.parent = to;
     }
-    quotas::adopt(txn, source.ino, &mut moved, to)?;
+    // Within a directory that is still to be counted it may not say yet what the directory says.
+    if from != to {
+        quotas::adopt(txn, source.ino, &mut moved, to)?;
+    }
     txn.put_inode(source.ino, &moved);
     add_entry(txn, to, new, source.ino, &moved, ends.time_ns)?;
     Ok(orphan)

@@ -1,6 +1,8 @@
 //! Quotas of directories: setting and ending them, counting what was there, and what moves between them.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use vos_api::fs::{self as api, Getxattr, QUOTA_NAME, QUOTAS_NAME, Removexattr, SINCE_NAME, Setxattr};
 
@@ -25,6 +27,8 @@ const SCAN_ENTRIES: usize = 1024;
 /// Bytes of a listing.
 const LISTING_BYTES_MAX: usize = 32 << 10;
 const VALUE_BYTES_MAX: usize = 128;
+/// A job goes on counting for so long.
+const COUNTING_MOMENT: Duration = Duration::from_millis(20);
 
 /// Whether the server answers for such an attribute itself.
 pub(super) fn is_own(name: &[u8]) -> bool {
@@ -203,6 +207,43 @@ pub(super) fn get(fs: &Fs, call: &Call, it: Getxattr<'_>) -> Result<Reply, Errno
     sized(fs.list_quotas(from)?, call.capacity, seen)
 }
 
+/// Quotas whose directories are still to be counted.
+#[derive(Default)]
+pub(crate) struct Counting {
+    waiting: VecDeque<Count>,
+    is_running: bool,
+}
+
+struct Count {
+    number: u32,
+    /// Directories to be looked at, each from a cookie on; the last one first.
+    left: Vec<(u64, u64)>,
+}
+
+/// One job at a time counts, for a moment: whoever carries out operations is not kept.
+fn go_on(still: Still) {
+    let fs = still.fs().clone();
+    let spawn = fs.spawn.clone();
+    spawn(Box::new(move || {
+        let began = Instant::now();
+        while began.elapsed() < COUNTING_MOMENT {
+            let mut counting = fs.counting.lock();
+            let Some(mut count) = counting.waiting.pop_front() else {
+                counting.is_running = false;
+                return drop(still);
+            };
+            drop(counting);
+            match fs.count_step(count.number, &mut count.left) {
+                Ok(()) if count.left.is_empty() => {}
+                Ok(()) => fs.counting.lock().waiting.push_front(count),
+                // The next server goes on.
+                Err(errno) => tracing::warn!(number = count.number, "a quota is not counted: {errno}"),
+            }
+        }
+        go_on(still);
+    }));
+}
+
 /// Inodes that differ between an earlier snapshot and the one whose root this is.
 fn since(fs: &Fs, ino: u64, numbers: &[u8]) -> Result<Vec<u8>, Errno> {
     let (later, own) = split(ino);
@@ -293,25 +334,19 @@ impl Fs {
         Ok(())
     }
 
-    /// Counts what a directory had when it got its quota, beside whatever goes on.
+    /// Counts what a directory had when it got its quota, beside whatever goes on, and after those that were to be
+    /// counted before.
     ///
     /// Whatever is made in, or moved into, a directory that says its quota counts with it, and one that is not empty
     /// leaves it for nowhere else: so when all that was in such directories was looked at, all says its quota.
     fn count(self: &Arc<Fs>, number: u32, directory: u64) {
-        let fs = self.clone();
-        let mut left = vec![(directory, 0)];
-        // Nobody promises what a quota may not allow.
-        let still = Still::new(self);
-        (self.spawn)(Box::new(move || {
-            let _still = still;
-            while !left.is_empty() {
-                if let Err(errno) = fs.count_step(number, &mut left) {
-                    // The next server goes on.
-                    tracing::warn!(number, "a quota is not counted: {errno}");
-                    return;
-                }
-            }
-        }));
+        let mut counting = self.counting.lock();
+        counting.waiting.push_back(Count { number, left: vec![(directory, 0)] });
+        if !std::mem::replace(&mut counting.is_running, true) {
+            drop(counting);
+            // Nobody promises what a quota may not allow.
+            go_on(Still::new(self));
+        }
     }
 
     /// Goes on with the last of the directories that are left, from a cookie on.

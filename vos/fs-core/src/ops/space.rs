@@ -186,7 +186,8 @@ fn reserve(job: &Arc<Job>, it: Fallocate, grow_to: Option<u64>) -> Result<(), Er
     }
     let _file = fs.lock_file(it.ino);
     job.transact(Growth::Grows, |txn| {
-        demand_blocks(txn, &txn.inode(it.ino)?, it.bytes / BLOCK64)?;
+        let inode = txn.inode(it.ino)?;
+        demand_blocks(txn, &inode, (it.bytes / BLOCK64).saturating_sub(inode.blocks))?;
         allocated(txn, it, grow_to)?;
         Ok(Reply::default())
     })

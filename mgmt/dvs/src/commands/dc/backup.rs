@@ -108,16 +108,33 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         if io::stdout().is_terminal() {
             return Err(Failure::usage("standard output is a terminal").hint("dvs dc backup DC FILE"));
         }
-        let contents = copy(&daemon, options, io::stdout().lock())?;
+        let contents = copy(&daemon, options, io::stdout().lock())?.settle();
         say(&format!("container '{}': {}", options.dc, contents.amount()));
         return Ok(0.into());
     }
-    let contents = kept::whole(&options.file, options.force, |file| copy(&daemon, options, file))?;
+    // What the earlier backup left goes when this one has its name.
+    let contents = kept::whole(&options.file, options.force, |file| copy(&daemon, options, file))?.settle();
     say(&format!("container '{}' is in {}: {}", options.dc, options.file.display(), contents.amount()));
     done(global.output, &contents)
 }
 
-fn copy(daemon: &Client, options: &Options, out: impl Write) -> Result<Contents, Failure> {
+/// A backup that was written, with what it was made of.
+struct Copied<'a> {
+    contents: Contents,
+    point: Point<'a>,
+    since: Option<Moment>,
+}
+
+impl Copied<'_> {
+    fn settle(mut self) -> Contents {
+        if self.point.options.keep {
+            self.point.stays(self.since.as_ref());
+        }
+        self.contents
+    }
+}
+
+fn copy<'a>(daemon: &'a Client, options: &'a Options, out: impl Write) -> Result<Copied<'a>, Failure> {
     let Options { dc, file, .. } = options;
     let unwritten = |error| match error {
         FormError::Write(cause) if file == Path::new("-") => cause.into(),
@@ -129,7 +146,7 @@ fn copy(daemon: &Client, options: &Options, out: impl Write) -> Result<Contents,
         let found = daemon.dc(dc).await?;
         Ok::<_, Failure>((found, whole::read(daemon, dc).await?, random()?))
     })??;
-    let mut point = Point::of(daemon, options, id)?;
+    let point = Point::of(daemon, options, id)?;
     let since = earlier.map(|earlier| earlier.before(&point, options)).transpose()?;
     let head = Head {
         format: if since.is_some() { FORMAT } else { FORMAT_WHOLE },
@@ -155,10 +172,8 @@ fn copy(daemon: &Client, options: &Options, out: impl Write) -> Result<Contents,
     }
     made.map_err(unwritten)?;
     let end = maker.finish().map_err(unwritten)?;
-    if options.keep {
-        point.stays(since.as_ref());
-    }
-    Ok(Contents { file: file.clone(), dc: dc.clone(), made_s: head.made_s, end })
+    let contents = Contents { file: file.clone(), dc: dc.clone(), made_s: head.made_s, end };
+    Ok(Copied { contents, point, since })
 }
 
 /// The files, until somebody wants us to end.

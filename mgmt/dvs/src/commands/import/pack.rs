@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File, FileType, Metadata};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirEntryExt, FileTypeExt, MetadataExt};
@@ -225,7 +225,7 @@ impl Packer {
     fn entry(&mut self, path: &Path, inside: &Path, meta: &Metadata) -> Result<(), PackError> {
         let kind = meta.file_type();
         let name = if inside.as_os_str().is_empty() { Path::new("./") } else { inside };
-        if kind.is_socket() || kind.is_block_device() || kind.is_char_device() {
+        if is_left_out(kind) {
             self.notes.leave_out(inside);
             return Ok(());
         }
@@ -342,20 +342,26 @@ impl Packer {
                     Wanted::OtherNames(of) => !goes && of.contains(&inside::own_number(entry.ino())),
                 };
                 if is_wanted || kind.is_dir() {
-                    below.push((inner, place));
+                    below.push((inner, place, is_wanted && !kind.is_dir()));
                 }
-                names.push(match (kind.is_dir(), goes) {
-                    (true, _) => (DIRECTORY, name),
-                    (false, true) => (INSIDE, name),
-                    (false, false) => (NOT_INSIDE, name),
-                });
+                // What cannot be in an archive is not there, nor what it was before.
+                if !is_left_out(kind) {
+                    names.push(match (kind.is_dir(), goes) {
+                        (true, _) => (DIRECTORY, name),
+                        (false, true) => (INSIDE, name),
+                        (false, false) => (NOT_INSIDE, name),
+                    });
+                }
             }
-            if is_told && wanted == Wanted::Changed {
+            // Also where only the content of a file changed, so that the directory keeps its time.
+            let is_listed = is_told || names.iter().any(|(kind, _)| *kind == INSIDE);
+            let has_wanted = below.iter().any(|(_, _, is_wanted)| *is_wanted);
+            if is_listed == (wanted == Wanted::Changed) && (is_listed || has_wanted) {
                 names.sort_by(|(_, left), (_, right)| left.cmp(right));
                 self.names(&inside, &meta, &names)?;
             }
-            below.sort_by(|(left, _), (right, _)| right.cmp(left));
-            waiting.extend(below);
+            below.sort_by(|(left, ..), (right, ..)| right.cmp(left));
+            waiting.extend(below.into_iter().map(|(inner, place, _)| (inner, place)));
         }
         Ok(elsewhere)
     }
@@ -378,6 +384,11 @@ impl Packer {
         self.progress.entries.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
+}
+
+/// Sockets mean nothing elsewhere, and a container cannot make devices.
+fn is_left_out(kind: FileType) -> bool {
+    kind.is_socket() || kind.is_block_device() || kind.is_char_device()
 }
 
 /// Of an entry, and before names in it, as GNU tar's incremental archives have them ("dumpdir").

@@ -35,6 +35,7 @@ use clap::Args;
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, futimens, utimensat};
 use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tar::{Archive, Entry, EntryType};
 
 use super::pack;
@@ -152,6 +153,9 @@ pub fn execute(options: &Options) -> ExitCode {
     // A large pipe saves the sender wake-ups; without it things go on more slowly.
     let _ = rustix::pipe::fcntl_setpipe_size(&stdin, PIECE_BYTES);
     let _ = rustix::process::umask(Mode::empty());
+    // A tree that is removed is open at each of its levels.
+    let most = getrlimit(Resource::Nofile).maximum;
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
     let inside = options.destination.strip_prefix(super::TREE).unwrap_or(&options.destination);
     let owners = if options.mine { Owners::Mine } else { Owners::AsPacked };
     let changes = options.changes;
