@@ -84,7 +84,16 @@ fn is_reserved(address: IpAddr) -> bool {
             const NEAR: [(u128, u8); 2] = [(0xfe80 << 112, 10), (0xfec0 << 112, 10)];
             let within =
                 |&(network, bits): &(u128, u8)| is_within(address.into(), Ipv6Addr::from_bits(network).into(), bits);
-            address.is_multicast() || TUNNELS.iter().chain(&NEAR).any(within)
+            // Where clouds keep what a machine may do, as at 169.254.169.254 (Amazon, Google, Oracle, Scaleway); and a
+            // translator's own prefix (RFC 8215), of which nobody knows where it leads.
+            const SECRETS: [(u128, u8); 5] = [
+                (0xfd00_0ec2 << 96, 32),
+                (0xfd20_00ce << 96, 32),
+                (0xfd00_00c1 << 96, 32),
+                (0xfd00_0042 << 96, 32),
+                (0x0064_ff9b_0001 << 80, 48),
+            ];
+            address.is_multicast() || TUNNELS.iter().chain(&NEAR).chain(&SECRETS).any(within)
         }
     }
 }
@@ -344,6 +353,11 @@ mod tests {
             "[2002:c000:201::1]:80",
             "[2001:0:c000:201::1]:80",
             "[2001:db8::1]:7420",
+            "[fd00:ec2::254]:80",
+            "[fd20:ce::254]:80",
+            "[fd00:c1::a9fe:a9fe]:80",
+            "[fd00:42::42]:80",
+            "[64:ff9b:1::a9fe:a9fe]:80",
             // To the cluster, to the machine and to where clouds keep their secrets by way of a translator.
             "[64:ff9b::c000:201]:7420",
             "[64:ff9b::7f00:1]:22",

@@ -344,8 +344,19 @@ impl Settings {
         if let Some(names) = config.names.filter(|names| !names.listen.ip().is_loopback()) {
             return Err(ConfigError::NamesBeyond(names.listen));
         }
-        let own = [&config.state_dir, &config.run_dir, &config.tls_dir, &config.engine, &config.engine_volatile];
-        volumes::check_settings(&config.volumes, &own.map(PathBuf::as_path))?;
+        let own = [
+            &config.state_dir,
+            &config.run_dir,
+            &config.tls_dir,
+            &config.engine,
+            &config.engine_volatile,
+            &config.socket,
+            &config.proxy_socket,
+        ];
+        // Also where links lead to.
+        let real = own.map(|path| where_it_is(path));
+        let own: Vec<&Path> = own.into_iter().chain(&real).map(PathBuf::as_path).collect();
+        volumes::check_settings(&config.volumes, &own)?;
         if let Some(program) = config.proxy_program.as_ref().filter(|program| !program.is_absolute()) {
             return Err(ConfigError::RelativeProgram(program.clone()));
         }
@@ -357,6 +368,16 @@ impl Settings {
         }
         Ok(config)
     }
+}
+
+/// A path as far as it exists, without symbolic links.
+fn where_it_is(path: &Path) -> PathBuf {
+    for way in path.ancestors() {
+        if let Ok(real) = way.canonicalize() {
+            return real.join(path.strip_prefix(way).unwrap_or(Path::new("")));
+        }
+    }
+    path.to_owned()
 }
 
 impl Config {

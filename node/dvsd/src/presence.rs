@@ -12,7 +12,8 @@ use std::time::Duration;
 use cluster::lease::KeptLease;
 use cluster::{Compare, Engine, EngineError, LeaseId, OPS_PER_TRANSACTION_MAX, Op, Outcome};
 use parking_lot::Mutex;
-use sandbox::links::{InterfaceError, Links};
+use sandbox::links::Links;
+use sandbox::overlay::NoIpv6;
 
 use crate::config::Config;
 use crate::level::{self, LevelError, Newcomer};
@@ -102,8 +103,12 @@ struct Ipv6OfNode {
 }
 
 impl Ipv6OfNode {
-    fn of_machine(config: &Config) -> Result<Ipv6OfNode, InterfaceError> {
-        let is_there = sandbox::overlay::ipv6_here(config.addresses().own()).is_ok();
+    fn of_machine(config: &Config) -> Result<Ipv6OfNode, NoIpv6> {
+        let is_there = match sandbox::overlay::ipv6_here(config.addresses().own()) {
+            // As it was: a node that has it for nobody for a moment would end all connections.
+            Err(cause @ (NoIpv6::Unknown(_) | NoIpv6::Unread(_))) => return Err(cause),
+            found => found.is_ok(),
+        };
         let mut addresses = Links::here()?.addresses_ipv6()?;
         addresses.truncate(ADDRESSES_MAX);
         Ok(Ipv6OfNode { is_there, addresses })

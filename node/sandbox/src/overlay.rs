@@ -161,6 +161,8 @@ pub enum NoIpv6 {
     Mtu { name: String, mtu: u32 },
     #[error("it cannot be found out")]
     Unknown(#[from] InterfaceError),
+    #[error("its settings cannot be read")]
+    Unread(#[source] std::io::Error),
 }
 
 /// Whether containers have IPv6 on the node in whose network namespace the calling thread is, which others reach at
@@ -186,7 +188,8 @@ pub fn ipv6_is_on() -> Result<(), NoIpv6> {
         match std::fs::read_to_string(setting(of, "disable_ipv6")) {
             Ok(said) if said.trim() == "0" => (),
             Ok(_) => return Err(NoIpv6::SwitchedOff(of)),
-            Err(_) => return Err(NoIpv6::Kernel),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(NoIpv6::Kernel),
+            Err(error) => return Err(NoIpv6::Unread(error)),
         }
     }
     Ok(())

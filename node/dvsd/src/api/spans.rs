@@ -260,6 +260,9 @@ fn without_node(record: &DcRecord, node: &str) -> (DcRecord, BTreeMap<String, Pr
         record.seats = record.spec.nodes.iter().cloned().zip(0..).collect();
     }
     record.spec.nodes.retain(|one| one != node);
+    // A volume of that node alone goes with it: of no node would be of all.
+    record.spec.volumes.retain(|volume| !(volume.nodes.len() == 1 && volume.nodes.iter().any(|one| one == node)));
+    record.spec.volumes.iter_mut().for_each(|volume| volume.nodes.retain(|one| one != node));
     record.placement.instances.retain(|instance| instance.node != node);
     let promised = record.placement.promised.remove_entry(node).into_iter().collect();
     record.generation += 1;

@@ -93,7 +93,7 @@ pub struct Parts {
     seats_with_ipv6: Option<u64>,
     /// Nodes of the cluster that the present gate to the outside was told of; nothing of one that an earlier daemon
     /// began.
-    kept_from: Option<Vec<IpAddr>>,
+    kept_from: Option<(Vec<IpAddr>, bool)>,
     /// Where to programs get out by IPv6, as the container's routes say it; nothing of what an earlier daemon said.
     ways_of_ipv6: Option<Vec<Network>>,
     /// The daemon's ends of desks, with the keeper that has them for the next daemon.
@@ -360,7 +360,7 @@ impl Parts {
     pub fn look_after_egress(&mut self) {
         let serves = |gate: &Supervised| gate.standing() == Standing::Ready;
         if self.processes.get(&Part::Egress).is_some_and(serves)
-            && self.kept_from.as_ref() != Some(&self.cluster_addresses())
+            && self.kept_from.as_ref() != Some(&self.surroundings_of_egress())
         {
             self.replace_port_gate(Part::Egress);
         }
@@ -383,6 +383,11 @@ impl Parts {
             self.ways_of_ipv6 = Some(ways);
         }
         Ok(())
+    }
+
+    /// What a gate is told when it begins, and keeps to: addresses that nobody reaches, and whether there is IPv6.
+    fn surroundings_of_egress(&self) -> (Vec<IpAddr>, bool) {
+        (self.cluster_addresses(), self.address_ipv6().is_some())
     }
 
     /// On this node, where it has IPv6.
@@ -959,7 +964,7 @@ impl Parts {
 
     fn start_process(&mut self, part: &Part) {
         if *part == Part::Egress {
-            self.kept_from = Some(self.cluster_addresses());
+            self.kept_from = Some(self.surroundings_of_egress());
         }
         let Some(mut process) = self.processes.remove(part) else { return };
         process.start(|restarts| match part {
