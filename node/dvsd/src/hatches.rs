@@ -13,6 +13,10 @@
 //! |---|---|
 //! | connections | 24 of root inside, 8 of all other users; streams that go to another node count |
 //! | requests | a pace: 200 at once, then 50 a second; what asks other nodes or starts something counts as five |
+//! | waiting for the pace | 5 s at most, each time |
+//! | answers that may be large | 2 at a time of root, 2 of all other users |
+//! | an answer that is not read | 30 s, then the connection ends |
+//! | those who follow events | 4 of root, 4 of all other users |
 //! | body of a request | 256 KiB |
 //! | calls that wait for a keeper or the kernel | 4 at a time |
 
@@ -31,6 +35,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::api::gate::Origin;
+use crate::api::patience::{GoesOn, Patient};
 use crate::api::serve::serve_one;
 use crate::uids;
 
@@ -40,17 +45,24 @@ pub const SOCKET: &str = "dvsd.sock";
 const FRESH: &str = ".hatch";
 const OF_ROOT_MAX: usize = 24;
 const OF_USERS_MAX: usize = 8;
-/// Those that are told that there is no place; beyond, connections are closed without a word.
+/// Those of each class that are told that there is no place; beyond, connections are closed without a word.
 const TURNED_AWAY_MAX: usize = 4;
 const TURNED_AWAY_LIMIT: Duration = Duration::from_secs(1);
-/// After a connection for which there was no place.
-const CROWDED_PAUSE: Duration = Duration::from_millis(20);
+/// After a failure to accept (out of descriptors).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+/// Answers of several MiB that exist at a time.
+const LARGE_ANSWERS_MAX: usize = 2;
+/// Each looks at what there is, again and again.
+const FOLLOWERS_MAX: usize = 4;
 /// Each waits for a keeper, the kernel or the engine.
 const BLOCKING_THREADS: usize = 4;
 /// How long the end of a hatch is waited for; its connections end at once, and what a thread does for one is short.
 const END_LIMIT: Duration = Duration::from_secs(2);
 const REQUESTS_AT_ONCE: u32 = 200;
 const REQUEST_EVERY: Duration = Duration::from_millis(20);
+/// The most that is remembered against who asks too often: nobody waits for more than these, also for what others
+/// asked who went away since.
+const REQUESTS_WAITED_FOR_MAX: u32 = 250;
 
 /// Of a body. Arguments of a program that is started from inside are written down in it.
 pub const BODY_BYTES_MAX: usize = 256 << 10;
@@ -91,7 +103,11 @@ pub struct Place {
     pub who: Inhabitant,
     pub uid: u32,
     pub pid: Option<i32>,
+    /// Whether what is answered on it now goes on.
+    pub goes_on: GoesOn,
     pace: Arc<Pace>,
+    large_answers: Arc<Semaphore>,
+    followers: Arc<Semaphore>,
     over: watch::Receiver<bool>,
     _permit: OwnedSemaphorePermit,
 }
@@ -100,6 +116,16 @@ impl Place {
     /// Waits until it may go on, as one that asks for so much.
     pub async fn keep_pace(&self, cost: u32) {
         tokio::time::sleep(self.pace.take(cost, Instant::now())).await;
+    }
+
+    /// Waits for room for an answer that may be large; the room is free when what this returns is dropped.
+    pub async fn large_answer(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.large_answers).acquire_owned().await.ok()
+    }
+
+    /// A place among those who follow events, if there is one.
+    pub fn follower(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.followers).try_acquire_owned().ok()
     }
 
     /// As programs of the container know it.
@@ -243,17 +269,27 @@ struct Class {
     who: Inhabitant,
     places: Arc<Semaphore>,
     pace: Arc<Pace>,
+    turned_away: Arc<Semaphore>,
+    large_answers: Arc<Semaphore>,
+    followers: Arc<Semaphore>,
 }
 
 impl Class {
     fn new(who: Inhabitant, most: usize) -> Class {
-        Class { who, places: Arc::new(Semaphore::new(most)), pace: Arc::default() }
+        let room = |most| Arc::new(Semaphore::new(most));
+        Class {
+            who,
+            places: room(most),
+            pace: Arc::default(),
+            turned_away: room(TURNED_AWAY_MAX),
+            large_answers: room(LARGE_ANSWERS_MAX),
+            followers: room(FOLLOWERS_MAX),
+        }
     }
 }
 
 async fn accept(listener: UnixListener, of: &Whose, router: Router, over: watch::Receiver<bool>) {
     let (root, users) = (Class::new(Inhabitant::Root, OF_ROOT_MAX), Class::new(Inhabitant::User, OF_USERS_MAX));
-    let turned_away = Arc::new(Semaphore::new(TURNED_AWAY_MAX));
     loop {
         let (stream, peer) = match listener.accept().await {
             Ok((stream, _)) => {
@@ -262,7 +298,7 @@ async fn accept(listener: UnixListener, of: &Whose, router: Router, over: watch:
             }
             Err(error) => {
                 tracing::debug!(dc = of.dc, %error, "cannot accept a connection of a container");
-                tokio::time::sleep(CROWDED_PAUSE).await;
+                tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
@@ -280,17 +316,19 @@ async fn accept(listener: UnixListener, of: &Whose, router: Router, over: watch:
                 who: class.who,
                 uid: peer.uid(),
                 pid: peer.pid(),
+                goes_on: GoesOn::default(),
                 pace: Arc::clone(&class.pace),
+                large_answers: Arc::clone(&class.large_answers),
+                followers: Arc::clone(&class.followers),
                 over: over.clone(),
                 _permit: permit,
             };
+            let stream = Patient::new(stream, Arc::clone(&place.goes_on));
             tokio::spawn(serve_one(stream, router.clone(), Origin::Inside(Arc::new(place))));
-            continue;
-        }
-        if let Ok(permit) = Arc::clone(&turned_away).try_acquire_owned() {
+        } else if let Ok(permit) = Arc::clone(&class.turned_away).try_acquire_owned() {
             tokio::spawn(turn_away(stream, router.clone(), permit));
         }
-        tokio::time::sleep(CROWDED_PAUSE).await;
+        // No pause here: it would be the other users' fault that root waits.
     }
 }
 
@@ -323,7 +361,8 @@ impl Pace {
     /// How long who asks now has to wait.
     fn take(&self, cost: u32, now: Instant) -> Duration {
         let mut spent = self.0.lock();
-        let until = spent.unwrap_or(now).max(now) + REQUEST_EVERY * cost;
+        let most = now + REQUEST_EVERY * (REQUESTS_AT_ONCE + REQUESTS_WAITED_FOR_MAX);
+        let until = (spent.unwrap_or(now).max(now) + REQUEST_EVERY * cost).min(most);
         *spent = Some(until);
         until.duration_since(now).saturating_sub(REQUEST_EVERY * REQUESTS_AT_ONCE)
     }
@@ -372,6 +411,17 @@ mod tests {
         assert_eq!(pace.take(5, now), REQUEST_EVERY * 6);
         let later = now + REQUEST_EVERY * (REQUESTS_AT_ONCE + 6);
         assert_eq!(pace.take(REQUESTS_AT_ONCE, later), Duration::ZERO);
+    }
+
+    #[test]
+    fn who_waits_for_what_many_asked_before_waits_for_so_much_and_no_more() {
+        let (pace, now) = (Pace::default(), Instant::now());
+        let longest = REQUEST_EVERY * REQUESTS_WAITED_FOR_MAX;
+        for _ in 0..10_000 {
+            assert!(pace.take(5, now) <= longest);
+        }
+        assert_eq!(pace.take(1, now), longest);
+        assert_eq!(pace.take(1, now + longest), REQUEST_EVERY);
     }
 
     #[test]

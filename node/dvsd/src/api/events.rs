@@ -10,18 +10,18 @@ use std::time::Duration;
 
 use axum::Extension;
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use mgmt_api::{Dc, DcSpec, EventInfo, EventSubject, Node, ServiceInfo, word};
+use mgmt_api::{Dc, DcSpec, ErrorKind, EventInfo, EventSubject, Node, ServiceInfo, word};
 use serde::Deserialize;
 use tokio::sync::mpsc;
 
-use super::failure::{Failure, no_such_dc};
+use super::failure::{Failure, failure, no_such_dc};
 use super::following::Following;
 use super::gate::Caller;
-use super::inhabitants::container_of;
-use super::{Api, dcs, nodes, services};
+use super::inhabitants::{container_of, without_reasons, without_the_node};
+use super::{Api, blocking, dcs, nodes, services};
 use crate::records::{self, DcView};
 
 /// Events on their way to one who listens, in answers to single changes.
@@ -42,19 +42,24 @@ pub async fn follow(
     Extension(caller): Extension<Caller>,
     Query(query): Query<EventQuery>,
 ) -> Result<Response, Failure> {
-    let wanted = match (container_of(&caller), query.dc) {
-        (Some(own), Some(other)) if other != own => return Err(no_such_dc(&other)),
-        (Some(own), _) => Some(own.to_owned()),
-        (None, wanted) => wanted,
-    };
-    let mut only = match wanted {
-        Some(name) => Some(Only { id: api.dc(&name).await?.record.id, name }),
-        None => None,
+    if let (Some(own), Some(other)) = (container_of(&caller), &query.dc)
+        && other != own
+    {
+        return Err(no_such_dc(other));
+    }
+    let (mut only, place) = match (&caller.inhabitant, query.dc) {
+        (Some(place), _) => {
+            let permit = place.follower().ok_or_else(too_many)?;
+            (Some(Only::new(place.dc, &place.name, Listener::Inside)), Some(permit))
+        }
+        (None, Some(name)) => (Some(Only::new(api.dc(&name).await?.record.id, &name, Listener::Outside)), None),
+        (None, None) => (None, None),
     };
     let mut changes = api.context.changes.subscribe();
     let mut seen = Seen::of(&api, only.as_mut()).await?;
     let (sender, receiver) = mpsc::channel::<Bytes>(FOLLOWED_MAX);
     tokio::spawn(async move {
+        let _place = place;
         loop {
             tokio::select! {
                 () = sender.closed() => return,
@@ -74,6 +79,14 @@ pub async fn follow(
     Ok(([(CONTENT_TYPE, "application/x-ndjson")], Body::new(Following(receiver))).into_response())
 }
 
+fn too_many() -> Failure {
+    failure(
+        ErrorKind::TooMany,
+        "too many programs of the container follow its events",
+        "again, when one of them has ended",
+    )
+}
+
 fn line(event: &EventInfo) -> Vec<u8> {
     let mut line = serde_json::to_vec(event).unwrap_or_default();
     line.push(b'\n');
@@ -81,15 +94,48 @@ fn line(event: &EventInfo) -> Vec<u8> {
 }
 
 /// A container that alone is told of: also when it gets another name, and the next one of its name when it is gone.
+/// Programs of a container are told of that one alone. It keeps its name while it has programs.
 struct Only {
     id: u32,
     name: String,
+    listener: Listener,
+    /// It was looked for among all.
+    is_gone: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Listener {
+    Outside,
+    /// A program of the container.
+    Inside,
 }
 
 impl Only {
-    fn find(&mut self, all: BTreeMap<String, DcView>) -> Option<DcView> {
-        let is_it = |view: &&DcView| view.record.id == self.id;
-        let found = all.values().find(is_it).or_else(|| all.get(&self.name)).cloned();
+    fn new(id: u32, name: &str, listener: Listener) -> Only {
+        Only { id, name: name.to_owned(), listener, is_gone: false }
+    }
+
+    async fn find(&mut self, api: &Arc<Api>) -> Result<Option<DcView>, Failure> {
+        let (also, name) = (Arc::clone(api), self.name.clone());
+        let named = blocking(move || Ok(records::dc_view(&also.context.answers, &name)?)).await?;
+        let all = if self.needs_all(named.as_ref()) { api.dcs().await? } else { BTreeMap::new() };
+        Ok(self.choose(named, all))
+    }
+
+    /// Whether it may have another name by now. Once it is gone nobody looks for it among all again.
+    fn needs_all(&self, named: Option<&DcView>) -> bool {
+        self.listener == Listener::Outside && !self.is_gone && named.is_none_or(|view| view.record.id != self.id)
+    }
+
+    /// `named`: the container of its name.
+    fn choose(&mut self, named: Option<DcView>, all: BTreeMap<String, DcView>) -> Option<DcView> {
+        let is_it = |view: &DcView| view.record.id == self.id;
+        let found = match named {
+            Some(named) if is_it(&named) => Some(named),
+            _ if self.listener == Listener::Inside => None,
+            named => all.into_values().find(is_it).or(named),
+        };
+        self.is_gone = found.is_none();
         if let Some(found) = &found {
             (self.id, self.name) = (found.record.id, found.record.spec.name.clone());
         }
@@ -108,21 +154,28 @@ struct Seen {
 impl Seen {
     async fn of(api: &Arc<Api>, only: Option<&mut Only>) -> Result<Seen, Failure> {
         let mut seen = Seen::default();
-        let is_of_all = only.is_none();
-        let dcs = match only {
-            None => dcs::all(api).await?,
-            Some(only) => only.find(api.dcs().await?).iter().map(|view| api.describe(view)).collect(),
-        };
-        for found in dcs {
+        if let Some(only) = only {
+            let Some(view) = only.find(api).await? else { return Ok(seen) };
+            let (found, name) = (api.describe(&view), only.name.clone());
+            let services = services::of(api, view).await.unwrap_or_default();
+            let told = match only.listener {
+                Listener::Outside => (found, services),
+                Listener::Inside => (without_the_node(found), without_reasons(services)),
+            };
+            seen.dcs.insert(name, told);
+            return Ok(seen);
+        }
+        for found in dcs::all(api).await? {
             let name = found.spec.name.clone();
             // It may be deleted at this moment.
-            let services = services::list(State(Arc::clone(api)), Path(name.clone())).await.map(|list| list.0);
-            seen.dcs.insert(name, (found, services.unwrap_or_default()));
+            let services = match api.dc(&name).await {
+                Ok(view) => services::of(api, view).await.unwrap_or_default(),
+                Err(_) => Vec::new(),
+            };
+            seen.dcs.insert(name, (found, services));
         }
-        if is_of_all {
-            let nodes = nodes::list(State(Arc::clone(api))).await?.0;
-            seen.nodes = nodes.into_iter().map(|node| (node.name.clone(), node)).collect();
-        }
+        let nodes = nodes::list(State(Arc::clone(api))).await?.0;
+        seen.nodes = nodes.into_iter().map(|node| (node.name.clone(), node)).collect();
         Ok(seen)
     }
 
@@ -301,6 +354,35 @@ mod tests {
             format!("{} {}{was}", event.name, event.what)
         };
         before.differences(now, 0).into_iter().map(said).collect()
+    }
+
+    fn view(name: &str, id: u32) -> DcView {
+        let record = serde_json::from_value(json!({
+            "id": id, "desired": { "kind": "running" }, "generation": 1, "created_s": 0,
+            "spec": { "name": name, "nodes": ["n1"] },
+        }));
+        DcView { record: record.unwrap(), modified: cluster::Revision(0), shares: BTreeMap::new() }
+    }
+
+    #[test]
+    fn one_is_looked_for_among_all_when_its_name_is_anothers_and_never_for_who_is_inside() {
+        let id = |found: Option<DcView>| found.map(|view| view.record.id);
+        let all = || BTreeMap::from([("shop".to_owned(), view("shop", 2)), ("store".to_owned(), view("store", 1))]);
+        let named = || Some(view("shop", 2));
+        let mut outside = Only::new(1, "shop", Listener::Outside);
+        assert!(!outside.needs_all(Some(&view("shop", 1))));
+        assert!(outside.needs_all(named().as_ref()) && outside.needs_all(None));
+        assert_eq!(id(outside.choose(named(), all())), Some(1));
+        assert_eq!(outside.name, "store");
+        assert_eq!(id(outside.choose(None, BTreeMap::new())), None);
+        assert!(!outside.needs_all(None));
+        // The next one of its name.
+        assert_eq!(id(outside.choose(Some(view("store", 3)), BTreeMap::new())), Some(3));
+        let mut inside = Only::new(1, "shop", Listener::Inside);
+        assert_eq!(id(inside.choose(Some(view("shop", 1)), BTreeMap::new())), Some(1));
+        assert!(!inside.needs_all(named().as_ref()));
+        assert_eq!(id(inside.choose(named(), all())), None);
+        assert_eq!((inside.id, &*inside.name), (1, "shop"));
     }
 
     #[test]

@@ -345,7 +345,10 @@ pub async fn gate(State((api, route)): State<(Arc<Api>, &'static Route)>, reques
     };
     let answer = match narrowed {
         Err(failure) => failure.into_response(),
-        Ok(request) if route.admits(noted.caller.standing) => next.run(request).await,
+        Ok(request) if route.admits(noted.caller.standing) => match &inhabitant {
+            Some(place) => inhabitants::answer(place, route, request, next).await,
+            None => next.run(request).await,
+        },
         Ok(_) => noted.refuse(Some(route), route.least),
     };
     let answer = match &inhabitant {

@@ -24,6 +24,7 @@ mod joining;
 pub use health::checks;
 pub use mgmt_api::HealthCheck;
 mod nodes;
+pub mod patience;
 mod plans;
 mod ports;
 pub use nodes::unreachable_since;

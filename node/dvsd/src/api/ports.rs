@@ -2,22 +2,29 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
+use axum::{Extension, Json};
 use mgmt_api::{ErrorBody, ErrorKind, PortAtNode, PortInfo, PortSpec, PortState};
 
 use super::changes::{self, demand_release};
 use super::failure::{Failure, failure};
+use super::gate::Caller;
+use super::inhabitants::ports_without_reasons;
 use super::{Api, parse, read_body};
 use crate::level;
 use crate::records::{DcView, Desired};
 use crate::spec;
 
-pub async fn list(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result<Json<Vec<PortInfo>>, Failure> {
+pub async fn list(
+    State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
+    Path(dc): Path<String>,
+) -> Result<Json<Vec<PortInfo>>, Failure> {
     let view = api.dc(&dc).await?;
-    Ok(Json(view.record.spec.ports.iter().map(|port| describe(&view, port)).collect()))
+    let found = view.record.spec.ports.iter().map(|port| describe(&view, port)).collect();
+    Ok(Json(if caller.inhabitant.is_some() { ports_without_reasons(found) } else { found }))
 }
 
 pub async fn add(

@@ -17,8 +17,8 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use mgmt_api::ErrorBody;
 use mgmt_api::stream::{Decoder, HEADER_BYTES, Kind, PAYLOAD_BYTES_MAX, header};
+use mgmt_api::{ErrorBody, ErrorKind};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 
@@ -33,18 +33,27 @@ pub struct Client<S> {
     /// A copy of a client of this node: it shows whether a client that says nothing more does not listen either. One of
     /// another node has its connection dropped then.
     witness: Option<OwnedFd>,
+    words: Option<Words>,
 }
+
+/// What becomes of an error on its way to the client.
+pub type Words = fn(ErrorBody) -> ErrorBody;
 
 impl Client<UnixStream> {
     pub fn of_this_node(stream: UnixStream, early: &[u8]) -> Client<UnixStream> {
         let witness = stream.as_fd().try_clone_to_owned().ok();
-        Client { stream, early: early.to_vec(), witness }
+        Client { stream, early: early.to_vec(), witness, words: None }
     }
 }
 
 impl<S: AsyncRead + AsyncWrite> Client<S> {
     pub fn of_another_node(stream: S) -> Client<S> {
-        Client { stream, early: Vec::new(), witness: None }
+        Client { stream, early: Vec::new(), witness: None, words: None }
+    }
+
+    /// It hears the errors of the program's side as these say them.
+    pub fn hearing(self, words: Option<Words>) -> Client<S> {
+        Client { words, ..self }
     }
 }
 
@@ -66,11 +75,11 @@ pub async fn relay<S: AsyncRead + AsyncWrite>(
     explain: impl FnOnce(Option<u32>, &str) -> ErrorBody,
 ) {
     let session = AtomicBool::new(false);
-    let Client { stream, early, witness } = client;
+    let Client { stream, early, witness, words } = client;
     let (mut from_client, mut to_client) = tokio::io::split(stream);
     let (mut from_program, mut to_program) = tokio::io::split(program);
     let mut input = pin!(pass_input(&mut from_client, &early, witness.as_ref(), &mut to_program, &session));
-    let mut output = Box::pin(pass_output(&mut from_program, &mut to_client, (&session, far), explain));
+    let mut output = Box::pin(pass_output(&mut from_program, &mut to_client, (&session, far, words), explain));
     tokio::select! {
         told = &mut output => match told {
             // Whatever it says to that.
@@ -160,10 +169,10 @@ enum Told {
 async fn pass_output(
     program: &mut (impl AsyncRead + Unpin),
     client: &mut (impl AsyncWrite + Unpin),
-    (session, far): (&AtomicBool, Far),
+    (session, far, words): (&AtomicBool, Far, Option<Words>),
     explain: impl FnOnce(Option<u32>, &str) -> ErrorBody,
 ) -> Told {
-    let mut frames = Frames::default();
+    let mut frames = Frames { words, ..Frames::default() };
     let mut chunk = vec![0; PAYLOAD_BYTES_MAX + HEADER_BYTES];
     let cause = loop {
         match program.read(&mut chunk).await {
@@ -208,10 +217,11 @@ struct Frames {
     session: bool,
     /// The last word went by.
     ended: bool,
+    words: Option<Words>,
 }
 
 impl Frames {
-    /// The whole frames that `bytes` complete, as they came.
+    /// The whole frames that `bytes` complete, as they came; errors in other words, if there are any.
     fn take(&mut self, bytes: &[u8]) -> Result<Vec<u8>, mgmt_api::stream::BadFrame> {
         self.decoder.push(bytes);
         let mut whole = Vec::with_capacity(bytes.len());
@@ -222,11 +232,24 @@ impl Frames {
                 (Kind::Exit | Kind::Error | Kind::Broken, _) => self.ended = true,
                 _ => {}
             }
-            whole.extend_from_slice(&header(kind, payload.len()));
-            whole.extend_from_slice(payload);
+            match self.words.filter(|_| matches!(kind, Kind::Error | Kind::Broken)) {
+                // What is no error that one could read is none to pass on either.
+                Some(words) => {
+                    let said = serde_json::from_slice(payload).unwrap_or_else(|_| unreadable());
+                    whole.extend(last_word(kind, &words(said)));
+                }
+                None => {
+                    whole.extend_from_slice(&header(kind, payload.len()));
+                    whole.extend_from_slice(payload);
+                }
+            }
         }
         Ok(whole)
     }
+}
+
+fn unreadable() -> ErrorBody {
+    ErrorBody::new(ErrorKind::Internal, "the program's node said what cannot be read")
 }
 
 /// The last frame of a stream that nobody else ends.

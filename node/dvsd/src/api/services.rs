@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
+use axum::{Extension, Json};
 use cluster::{Compare, Op, Outcome};
 use mgmt_api::{ErrorBody, ErrorKind, MoveRequest, ServiceInfo, ServiceInstance, ServiceSpec, ServiceState};
 use service_core::choose::NodeStanding;
@@ -15,6 +15,8 @@ use service_core::{record, wish};
 
 use super::changes::demand_goes_on;
 use super::failure::{Failure, failure};
+use super::gate::Caller;
+use super::inhabitants::without_reasons;
 use super::{Api, blocking, parse, read_body};
 use crate::context::Context;
 use crate::records::{DcView, Desired, encode};
@@ -29,17 +31,30 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Others may be faster this often.
 const ATTEMPTS: usize = 100;
 
-pub async fn list(State(api): State<Arc<Api>>, Path(dc): Path<String>) -> Result<Json<Vec<ServiceInfo>>, Failure> {
-    let dc = api.dc(&dc).await?;
-    blocking(move || Ok(Json(all(&api.context, &dc)?))).await
+pub async fn list(
+    State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
+    Path(dc): Path<String>,
+) -> Result<Json<Vec<ServiceInfo>>, Failure> {
+    let found = of(&api, api.dc(&dc).await?).await?;
+    Ok(Json(if caller.inhabitant.is_some() { without_reasons(found) } else { found }))
+}
+
+/// All of this container.
+pub async fn of(api: &Arc<Api>, dc: DcView) -> Result<Vec<ServiceInfo>, Failure> {
+    let api = Arc::clone(api);
+    blocking(move || all(&api.context, &dc)).await
 }
 
 pub async fn show(
     State(api): State<Arc<Api>>,
+    Extension(caller): Extension<Caller>,
     Path((dc, service)): Path<(String, String)>,
 ) -> Result<Json<ServiceInfo>, Failure> {
     let dc = api.dc(&dc).await?;
-    Ok(Json(one(&api, &dc, &service).await?))
+    let found = one(&api, &dc, &service).await?;
+    let hidden = caller.inhabitant.is_some().then(|| without_reasons(vec![found.clone()]).pop());
+    Ok(Json(hidden.flatten().unwrap_or(found)))
 }
 
 pub async fn add(

@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::header::{CONNECTION, UPGRADE};
 use axum::http::{HeaderValue, Response, StatusCode};
 use hyper::body::Incoming;
@@ -19,6 +19,8 @@ use tokio::net::UnixStream;
 
 use super::failure::Failure;
 use super::gate::Holder;
+use super::inhabitants::{for_holder, words_for};
+use super::patience::Patient;
 use super::relay::{Client, Far, last_word, relay};
 
 /// 101, after which the connection is the stream's.
@@ -65,14 +67,16 @@ pub fn hand_over(
             Ok(parts) => parts,
             Err(error) => return tracing::warn!(%error, "a stream could not be handed over"),
         };
+        let whose = holder.clone();
         let taking = tokio::task::spawn_blocking(move || {
             if let Err((descriptor, failure)) = take(client) {
-                tell_error(&descriptor, &failure.0);
+                tell_error(&descriptor, &for_holder(&whose, failure.0));
             }
         });
         if let Some((upgraded, ours)) = copy {
-            let relayed = relay(Client::of_another_node(upgraded), ours, Far::Keeper, keeper_gone);
-            while_good(holder, relayed).await;
+            let explain = |pid: Option<u32>, cause: &str| for_holder(&holder, keeper_gone(pid, cause));
+            let relayed = relay(Client::of_another_node(upgraded), ours, Far::Keeper, explain);
+            while_good(&holder, relayed).await;
         }
         let _ = taking.await;
     });
@@ -86,16 +90,16 @@ pub fn join(client: OnUpgrade, holder: Holder, remote: Response<Incoming>, dc: S
             Err(error) => return tracing::debug!(%error, "a stream to another node did not begin"),
         };
         let remote = TokioIo::new(remote);
-        let explain = |pid: Option<u32>, cause: &str| node_lost(&dc, &node, pid, cause);
-        match client.downcast::<TokioIo<UnixStream>>() {
-            Ok(parts) => {
-                let client = Client::of_this_node(parts.io.into_inner(), &parts.read_buf);
-                while_good(holder, relay(client, remote, Far::Daemon, explain)).await;
+        let explain = |pid: Option<u32>, cause: &str| for_holder(&holder, node_lost(&dc, &node, pid, cause));
+        match socket_of(client) {
+            Ok((socket, early)) => {
+                let client = Client::of_this_node(socket, &early).hearing(words_for(&holder));
+                while_good(&holder, relay(client, remote, Far::Daemon, explain)).await;
             }
             // Requests are forwarded once: it is a person's.
             Err(client) => {
                 let relayed = relay(Client::of_another_node(TokioIo::new(client)), remote, Far::Daemon, explain);
-                while_good(holder, relayed).await;
+                while_good(&holder, relayed).await;
             }
         }
     });
@@ -103,7 +107,7 @@ pub fn join(client: OnUpgrade, holder: Holder, remote: Response<Incoming>, dc: S
 
 /// A person's stream is dropped when the access is good no more, a container's with its hatch; whoever comes back is
 /// refused with the reason.
-async fn while_good(holder: Holder, relayed: impl Future<Output = ()>) {
+async fn while_good(holder: &Holder, relayed: impl Future<Output = ()>) {
     tokio::select! {
         () = relayed => (),
         () = holder.over() => (),
@@ -128,11 +132,22 @@ fn keeper_gone(pid: Option<u32>, cause: &str) -> ErrorBody {
 
 type Copy = Option<(TokioIo<Upgraded>, UnixStream)>;
 
+/// The Unix socket of a client of this node, and what was read from it already. One of a hatch has no limit for its
+/// writes any more: a program's terminal may stand still.
+fn socket_of(upgraded: Upgraded) -> Result<(UnixStream, Bytes), Upgraded> {
+    let upgraded = match upgraded.downcast::<TokioIo<UnixStream>>() {
+        Ok(parts) => return Ok((parts.io.into_inner(), parts.read_buf)),
+        Err(upgraded) => upgraded,
+    };
+    let parts = upgraded.downcast::<TokioIo<Patient<UnixStream>>>()?;
+    Ok((parts.io.into_inner().into_inner(), parts.read_buf))
+}
+
 fn descriptor_of(upgraded: Upgraded) -> std::io::Result<(HandedOver, Copy)> {
-    match upgraded.downcast::<TokioIo<UnixStream>>() {
-        Ok(parts) => {
-            let socket = parts.io.into_inner().into_std()?.into();
-            Ok((HandedOver { socket, pending: parts.read_buf.to_vec(), way: Way::Direct }, None))
+    match socket_of(upgraded) {
+        Ok((socket, early)) => {
+            let socket = socket.into_std()?.into();
+            Ok((HandedOver { socket, pending: early.to_vec(), way: Way::Direct }, None))
         }
         Err(upgraded) => {
             let (ours, theirs) = UnixStream::pair()?;

@@ -219,3 +219,18 @@ fn stream_that_breaks_ends_with_a_word_about_it() {
         assert_eq!((output, kind, body.what.as_str()), (5, Kind::Error, "lost Some(65600)"));
     });
 }
+
+#[test]
+fn error_of_the_far_node_reaches_its_client_in_other_words_and_output_as_it_was() {
+    let words: Words = |body| ErrorBody::new(body.kind, body.what);
+    let body = ErrorBody::new(ErrorKind::Internal, "could not start");
+    let said = last_word(Kind::Error, &body.clone().because("/srv/secret"));
+    let mut frames = Frames { words: Some(words), ..Frames::default() };
+    let output = frame(Kind::Stdout, b"/srv/secret");
+    let (first, second) = said.split_at(9);
+    assert_eq!(frames.take(&[&output, first].concat()).unwrap(), output);
+    assert_eq!(frames.take(second).unwrap(), last_word(Kind::Error, &body));
+    assert!(frames.ended);
+    let passed = frames.take(&frame(Kind::Broken, b"/srv/secret")).unwrap();
+    assert_eq!(passed, last_word(Kind::Broken, &words(unreadable())));
+}
