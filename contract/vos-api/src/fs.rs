@@ -17,11 +17,11 @@
 //! one. Either comes without a lease only when the client has been asked for it and has not said [`Released`] yet, or
 //! holds too many leases: then the client drops the bytes again before it says [`Released`].
 //!
-//! Errors are POSIX's. `ENOSPC` full volume or out of inodes, `EDQUOT` a quota of a directory is used up ([`QUOTA_NAME`]), `EFBIG` above [`FILE_BYTES_MAX`], `EIO`
-//! a checksum failed, `ESTALE` the session was fenced: drop caches, begin a new session (or, if the greeting says that
-//! an epoch is old, learn the placement of today). `EIDRM`: there is no such inode any more; `ENOENT` is said of names
-//! alone. An inode without name and handle goes some seconds later, so that who has just looked its name up still finds
-//! it.
+//! Errors are POSIX's. `ENOSPC` full volume or out of inodes, `EDQUOT` a quota of a directory is used up
+//! ([`QUOTA_NAME`]), `EFBIG` above [`FILE_BYTES_MAX`], `EIO` a checksum failed, `ESTALE` the session was fenced: drop
+//! caches, begin a new session (or, if the greeting says that an epoch is old, learn the placement of today). `EIDRM`:
+//! there is no such inode any more; `ENOENT` is said of names alone. An inode without name and handle goes some seconds
+//! later, so that who has just looked its name up still finds it.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -298,7 +298,8 @@ impl Fs {
         }
     }
 
-    /// A change that comes after all that anybody was answered and did not tell yet: a snapshot has it, a quota counts it.
+    /// A change that comes after all that anybody was answered and did not tell yet: a snapshot has it, a quota counts
+    /// it.
     fn begin_still(self: &Arc<Fs>, call: Call, answer: Responder) {
         let still = Still::new(self);
         let answer = Box::new(move |reply| {
@@ -308,8 +309,8 @@ impl Fs {
         self.settle_all(call, answer);
     }
 
-    /// What is told may be of directories that were made before they were told of, and are had exclusively from then on:
-    /// so it is asked again, until nothing is left.
+    /// What is told may be of directories that were made before they were told of, and are had exclusively from then
+    /// on: so it is asked again, until nothing is left.
     fn settle_all(self: &Arc<Fs>, call: Call, answer: Responder) {
         let request = Arc::new(Mutex::new(Some((call, answer))));
         let (fs, waiting) = (self.clone(), request.clone());

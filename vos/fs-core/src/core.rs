@@ -5,8 +5,8 @@
 //! out when the record was written.
 //!
 //! Lock order, outermost first: a file's stripe (`files`), `checkpointing`, `progress`, `blocks`, then the leaves (log,
-//! store, cache, leases, sessions, waiting locks, lingering inodes, quotas to be counted). Only `checkpointing` and stripes are held while
-//! the device works; the lock of `progress` may wait for a page of the metadata store.
+//! store, cache, leases, sessions, waiting locks, lingering inodes, quotas to be counted). Only `checkpointing` and
+//! stripes are held while the device works; the lock of `progress` may wait for a page of the metadata store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};

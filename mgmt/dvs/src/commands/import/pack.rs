@@ -306,8 +306,8 @@ impl Packer {
 impl Packer {
     /// Every directory is looked through, and few of its files are looked at: whoever changed says so by its number.
     /// Of a directory that changed goes what is in it now, as GNU tar's incremental archives have it. A directory that
-    /// is where it was not goes as a whole: nothing in it says that it moved. Answers what went so and has, or may have,
-    /// other names, which are wanted then, too: as links.
+    /// is where it was not goes as a whole: nothing in it says that it moved. Answers what went so and has, or may
+    /// have, other names, which are wanted then, too: as links.
     fn walk_changes(&mut self, root: &Path, since: &Since, wanted: Wanted<'_>) -> Result<HashSet<u64>, PackError> {
         let mut waiting = vec![(PathBuf::new(), Place::AsBefore)];
         let mut elsewhere = HashSet::new();

@@ -89,7 +89,8 @@ impl Beneath {
             other => Ok(other?),
         }
     }
-    /// Takes away what has a name, with all that is in it. Nothing is followed on the way, whoever changes it meanwhile.
+    /// Takes away what has a name, with all that is in it. Nothing is followed on the way, whoever changes it
+    /// meanwhile.
     pub(super) fn remove(&self, parent: &File, name: &OsStr) -> io::Result<()> {
         // Its directories may be open here.
         self.directories.lock().clear();
