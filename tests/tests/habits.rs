@@ -252,6 +252,8 @@ fn events_tell_what_becomes_other_and_info_counts_it() {
     cluster.ok(&["service", "rm", "shop", "web"]);
     hear("shop/web removed", &|| ());
     cluster.ok(&["stop", "shop"]);
+    // What comes between two looks is told together, under the later name.
+    hear("shop stopped", &|| ());
     cluster.ok(&["rename", "shop", "store"]);
     hear("store renamed", &|| ());
     cluster.ok(&["dc", "delete", "--force", "store"]);
