@@ -382,11 +382,12 @@ fn what_a_quota_does_not_allow_is_edquot_and_changes_nothing() {
     let before = dump(&client);
     assert_eq!(client.write(file, 5 * BLOCK, &[1], 1).status, EDQUOT);
     assert_eq!(client.change(api::RENAME, 0, [1, home, 5], &rename_data("outside", "inside")).status, EDQUOT);
-    assert_eq!(client.change(api::FALLOCATE, 0, [file, 0, BLOCK], &[0; 8]).status, EDQUOT);
+    assert_eq!(client.change(api::FALLOCATE, 0, [file, 0, 6 * BLOCK], &[0; 8]).status, EDQUOT);
     let words = [0_u64, 5 * BLOCK, BLOCK, 5].iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
     assert_eq!(client.change(api::COPY_RANGE, 0, [outside, file, 0], &words).status, EDQUOT);
     assert_eq!(dump(&client), before);
     // Over what is there is no more than what is there.
+    assert_eq!(client.change(api::FALLOCATE, 0, [file, 0, 5 * BLOCK], &[0; 8]).status, 0);
     assert_eq!(client.write(file, 0, &[2; BLOCK as usize], 1).status, 0);
     assert_eq!(client.make(api::MKNOD, home, "third", FILE, 1).status, 0);
     for (op, name) in [(api::MKNOD, "more"), (api::MKDIR, "more"), (api::CREATE, "more")] {
@@ -451,5 +452,22 @@ fn quotas_are_of_directories_apart_from_one_another() {
     assert_eq!(set(&mut client, 1, "inodes=100"), 0);
     assert_eq!(seen(&client, 1).map(|seen| (seen.used_inodes, seen.is_counted)), Some((6, true)));
     assert_eq!(client.change(api::RMDIR, 0, [1, 0, 9], b"none").status, ENOENT);
+    assert_sound(&fs, "in the end");
+}
+
+#[test]
+fn what_was_there_may_be_opened_again_in_a_full_quota() {
+    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(VOLUME_BYTES));
+    let fs = Fs::open(device, Options::inline(1)).expect("a new volume");
+    let mut client = Client::new(&fs, 7);
+    let home = attr_of(&client.make(api::MKDIR, 1, "home", 0o700, 1)).ino.get();
+    assert_eq!(set(&mut client, home, "inodes=2"), 0);
+    let file = attr_of(&client.make(api::MKNOD, home, "file", FILE, 1)).ino.get();
+    assert_eq!(client.change(api::UNLINK, 0, [home, 0, 9], b"file").status, 0);
+    assert_eq!(client.make(api::MKNOD, home, "other", FILE, 1).status, 0);
+    const O_TRUNC: u64 = 0o1000;
+    assert_eq!(client.change(api::OPEN, 0, [file, O_TRUNC | 2, 0], &[]).status, 0, "it lingers");
+    assert_eq!(seen(&client, home).map(|seen| seen.used_inodes), Some(3));
+    assert_eq!(client.make(api::MKNOD, home, "more", FILE, 1).status, EDQUOT);
     assert_sound(&fs, "in the end");
 }
