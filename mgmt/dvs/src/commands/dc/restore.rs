@@ -84,8 +84,11 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
     // Who is asked comes before what is read: it may be long.
     let known: Vec<String> = block_on(daemon.dcs())??.into_iter().map(|dc| dc.spec.name).collect();
     if !is_stream {
-        let last = options.files.last().map(|file| begin(file)).transpose()?;
-        last.map_or(Ok(()), |last| demand_other(&known, &wanted(&last.head.dc, options)))?;
+        let readers = options.files.iter().map(|file| Ok((file.as_path(), begin(file)?)));
+        let readers = readers.collect::<Result<Vec<_>, Failure>>()?;
+        demand_chain(readers.iter().map(|(file, reader)| (*file, &reader.head)))?;
+        readers.last().map_or(Ok(()), |(_, last)| demand_other(&known, &wanted(&last.head.dc, options)))?;
+        drop(readers);
         check(options)?;
     }
     let readers = options.files.iter().map(|file| Ok((file.clone(), begin(file)?)));
