@@ -193,7 +193,7 @@ fn probes_are_answered_by_name_of_check(cluster: &Cluster) {
     };
     eventually("the node is well again", SOON, || (ask("/readyz") == "ok\n200").then_some(()));
     assert_eq!(ask("/livez"), "ok\n200");
-    let all = "[+] engine\n[+] lease\n[+] broker\n[+] disk-space\n[+] certificates\n[+] engine-members\n[+] proxy\n[+] cut-off\n[+] audit\n[+] releases\n[+] progress\npassed\n200";
+    let all = "[+] engine\n[+] lease\n[+] broker\n[+] disk-space\n[+] certificates\n[+] engine-members\n[+] proxy\n[+] cut-off\n[+] audit\n[+] names\n[+] releases\n[+] progress\npassed\n200";
     assert_eq!(ask("/readyz?verbose"), all);
     let old = ask("/v1/health/ready");
     assert_eq!(old, "{\"ok\":true,\"problems\":[]}200");
