@@ -431,9 +431,7 @@ impl Writing<'_> {
         let range = self.tree.range::<&[u8]>(bounds(&quota_key(0), &[tag::QUOTA + 1]))?;
         let (found, _) = part(range, quotas::COUNT_MAX, usize::MAX)?;
         for (key, value) in &found {
-            let number = number_of(key, 0).and_then(|number| u32::try_from(number).ok());
-            let number = number.ok_or(StoreError::Damaged("quota key"))?;
-            self.apply(key, &counted.corrected(number, value)?)?;
+            self.apply(key, &counted.corrected(quotas::number_in(key)?, value)?)?;
         }
         Ok(())
     }

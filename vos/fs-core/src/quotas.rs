@@ -71,12 +71,15 @@ pub fn quota_key(number: u32) -> Key {
     key1(tag::QUOTA, number.into())
 }
 
+/// The number of the quota that a key is of.
+pub fn number_in(key: &[u8]) -> Result<u32, StoreError> {
+    let number = number_of(key, 0).and_then(|number| u32::try_from(number).ok());
+    number.ok_or(StoreError::Damaged("quota key"))
+}
+
 /// All quotas from a number on, at most `limit`.
 pub fn quotas_from(store: &Store, from: u32, limit: usize) -> Result<Vec<(u32, Quota)>, StoreError> {
-    let read = |(key, value): (Key, Vec<u8>)| {
-        let number = number_of(&key, 0).and_then(|number| u32::try_from(number).ok());
-        Ok((number.ok_or(StoreError::Damaged("quota key"))?, Quota::decode(&value)?))
-    };
+    let read = |(key, value): (Key, Vec<u8>)| Ok((number_in(&key)?, Quota::decode(&value)?));
     store.scan(&quota_key(from), &key(tag::QUOTA + 1), limit, From::Start)?.into_iter().map(read).collect()
 }
 
@@ -198,8 +201,7 @@ impl Txn<'_> {
 
     /// All of them as they were before this operation.
     pub fn quotas(&self) -> Result<Vec<Quota>, Errno> {
-        let found = self.scan_stored(&quota_key(0), &key(tag::QUOTA + 1), COUNT_MAX)?;
-        Ok(found.iter().map(|(_, value)| Quota::decode(value)).collect::<Result<_, _>>()?)
+        Ok(quotas_from(self.store(), 0, COUNT_MAX)?.into_iter().map(|(_, quota)| quota).collect())
     }
 
     /// The quota that an inode counts with, if any.

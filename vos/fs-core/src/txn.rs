@@ -30,6 +30,11 @@ impl<'a> Txn<'a> {
         Txn { store, changes, allocated: Vec::new(), freed: Vec::new(), writes, counters, weight: 0 }
     }
 
+    /// As it was before this operation.
+    pub fn store(&self) -> &Store {
+        self.store
+    }
+
     /// Bytes the record will have, not less.
     pub fn weight(&self) -> usize {
         self.weight + 16 * (self.allocated.len() + self.freed.len()) + 64

@@ -14,9 +14,10 @@ use crate::layout::VERSION_QUOTAS;
 use crate::leases::exclusive::Still;
 use crate::model::{CookieEntry, Inode, NUMBER_MAX, Reader, key, key2, number_of, tag};
 use crate::ops::names::is_inside;
+use crate::ops::snapshots;
 use crate::ops::xattr::{CREATE, REPLACE, sized};
 use crate::quotas::{Amount, COUNT_MAX, Quota, quota_key, quotas_from};
-use crate::snapshots::{is_shown, split};
+use crate::snapshots::is_shown;
 use crate::store::From;
 use crate::txn::Txn;
 
@@ -25,7 +26,7 @@ const STEP_ENTRIES: usize = 64;
 /// Entries that are looked through at a time for the name of a directory.
 const SCAN_ENTRIES: usize = 1024;
 /// Bytes of a listing.
-const LISTING_BYTES_MAX: usize = 32 << 10;
+pub(super) const LISTING_BYTES_MAX: usize = 32 << 10;
 const VALUE_BYTES_MAX: usize = 128;
 /// A job goes on counting for so long.
 const COUNTING_MOMENT: Duration = Duration::from_millis(20);
@@ -200,7 +201,7 @@ pub(super) fn get(fs: &Fs, call: &Call, it: Getxattr<'_>) -> Result<Reply, Errno
         return sized(format(&quota).into_bytes(), call.capacity, seen);
     }
     if let Some(numbers) = it.name.strip_prefix(SINCE_NAME) {
-        return sized(since(fs, it.ino, numbers)?, call.capacity, seen);
+        return sized(snapshots::since(fs, it.ino, numbers)?, call.capacity, seen);
     }
     let from = it.name.strip_prefix(QUOTAS_NAME).filter(|_| it.ino == api::ROOT);
     let from = from.and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok()).ok_or(Errno::NoData)?;
@@ -242,22 +243,6 @@ fn go_on(still: Still) {
         }
         go_on(still);
     }));
-}
-
-/// Inodes that differ between an earlier snapshot and the one whose root this is.
-fn since(fs: &Fs, ino: u64, numbers: &[u8]) -> Result<Vec<u8>, Errno> {
-    let (later, own) = split(ino);
-    let read = || {
-        let (earlier, from) = std::str::from_utf8(numbers).ok()?.split_once('.')?;
-        Some((earlier.parse::<u64>().ok()?, from.parse::<u64>().ok()?))
-    };
-    let (earlier, from) = read().filter(|_| is_shown(ino) && own == api::ROOT).ok_or(Errno::NoData)?;
-    let base = fs.store.base();
-    if earlier >= later || !base.living().any(|snapshot| snapshot.id == earlier) {
-        return Err(Errno::NoData);
-    }
-    let changed = base.changed(earlier, later, from, LISTING_BYTES_MAX / size_of::<u64>())?;
-    Ok(changed.iter().flat_map(|ino| ino.to_le_bytes()).collect())
 }
 
 impl Fs {

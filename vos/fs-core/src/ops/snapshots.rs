@@ -6,12 +6,13 @@ use std::sync::Arc;
 use vos_api::fs::{self as api, SNAPSHOTS, SNAPSHOTS_NAME};
 
 use crate::calls::{Job, Reply};
-use crate::core::Growth;
+use crate::core::{Fs, Growth};
 use crate::error::{Errno, StoreError};
 use crate::layout::VERSION_SNAPSHOTS;
 use crate::model::{Reader, key, key1, number_of, tag};
 use crate::ops::names::{Making, attr_reply};
-use crate::snapshots::{COUNT_MAX, ID_MAX, INO_MAX, Snapshot, outer};
+use crate::ops::quotas::LISTING_BYTES_MAX;
+use crate::snapshots::{COUNT_MAX, ID_MAX, INO_MAX, Snapshot, is_shown, outer, split};
 use crate::txn::{Txn, checked};
 
 pub(super) fn take(job: &Arc<Job>, making: &Making<'_>) -> Result<(), Errno> {
@@ -73,10 +74,25 @@ fn snapshots(txn: &Txn<'_>) -> Result<Vec<Snapshot>, Errno> {
     Ok(found.into_iter().map(decode).collect::<Result<_, _>>()?)
 }
 
+/// Inodes that differ between an earlier snapshot and the one whose root this is.
+pub(super) fn since(fs: &Fs, ino: u64, numbers: &[u8]) -> Result<Vec<u8>, Errno> {
+    let (later, own) = split(ino);
+    let read = || {
+        let (earlier, from) = std::str::from_utf8(numbers).ok()?.split_once('.')?;
+        Some((earlier.parse::<u64>().ok()?, from.parse::<u64>().ok()?))
+    };
+    let (earlier, from) = read().filter(|_| is_shown(ino) && own == api::ROOT).ok_or(Errno::NoData)?;
+    let base = fs.store.base();
+    if earlier >= later || !base.living().any(|snapshot| snapshot.id == earlier) {
+        return Err(Errno::NoData);
+    }
+    let changed = base.changed(earlier, later, from, LISTING_BYTES_MAX / size_of::<u64>())?;
+    Ok(changed.iter().flat_map(|ino| ino.to_le_bytes()).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Fs;
     use crate::calls::Call;
     use crate::core::Options;
     use crate::model::{CookieEntry, DIRECTORY, Entry, Inode, key_name, key2};
