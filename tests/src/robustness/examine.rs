@@ -194,13 +194,11 @@ fn left(site: &Site) -> Vec<String> {
                 entries.into_iter().flatten().flatten().map(|one| format!("file of {name}: {}", one.path().display())),
             );
         }
+        // The machine's own group is what stands there for programs of the machine.
+        let groups = site.inside(node, "/sys/fs/cgroup/pids/dvs").and_then(|path| std::fs::read_dir(path).ok());
+        let groups = groups.into_iter().flatten().flatten().filter(|one| one.path().is_dir());
+        left.extend(groups.map(|one| format!("control group of {name}: {}", one.path().display())));
         if let Some(pid) = site.machine_pid(node) {
-            let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-            let group = groups.lines().find_map(|line| line.split_once(":pids:")).map(|(_, path)| path.to_owned());
-            let place = group.map(|group| format!("/sys/fs/cgroup/pids{group}/dvs"));
-            let entries = place.and_then(|place| std::fs::read_dir(place).ok());
-            let groups = entries.into_iter().flatten().flatten().filter(|one| one.path().is_dir());
-            left.extend(groups.map(|one| format!("control group of {name}: {}", one.path().display())));
             let links = std::fs::read_to_string(format!("/proc/{pid}/net/dev")).unwrap_or_default();
             let links = links.lines().filter(|line| line.trim_start().starts_with("dvs"));
             left.extend(links.map(|line| format!("interface of {name}: {}", line.trim())));

@@ -63,9 +63,11 @@ impl Keeper {
         });
         let mut options: KeeperOptions = serde_json::from_value(options).expect("options");
         adapt(&mut options);
+        // Some keepers are to be refused what they want: the group goes then, too.
+        let group = RemovedUnless(Some(cgroup));
         let child = spawn(&options, dir.path(), log);
         let client = KeeperClient::connect(&options.control).expect("connect");
-        Keeper { client, child, cgroup, dir, options }
+        Keeper { client, child, cgroup: group.kept(), dir, options }
     }
 
     /// A keeper in the place of one that ended.
@@ -105,6 +107,27 @@ impl Keeper {
         let mut pids = self.cgroup.members().expect("members");
         pids.push(init);
         pids
+    }
+}
+
+/// A control group that goes with the attempt to start a keeper in it.
+struct RemovedUnless(Option<Cgroup>);
+
+impl RemovedUnless {
+    fn kept(mut self) -> Cgroup {
+        self.0.take().expect("kept once")
+    }
+}
+
+impl Drop for RemovedUnless {
+    fn drop(&mut self) {
+        self.0.iter().for_each(remove);
+    }
+}
+
+fn remove(cgroup: &Cgroup) {
+    if let Err(error) = cgroup.remove() {
+        eprintln!("the control group stays: {error}");
     }
 }
 
@@ -156,9 +179,7 @@ impl Drop for Keeper {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
-        if let Err(error) = self.cgroup.remove() {
-            eprintln!("the control group stays: {error}");
-        }
+        remove(&self.cgroup);
     }
 }
 
