@@ -14,7 +14,7 @@ help:
 	@echo "make demo         three nodes, one container across them, an unmodified web server (KEEP=1 leaves it up)"
 	@echo "make test         every test that takes minutes at most"
 	@echo "make test-long    the rest: storms, crash tests with many seeds, a Debian root file system, files compared with one kernel (two hours; ONLY=robustness for some)"
-	@echo "make bench        M3-IPC beside other mechanisms, half an hour (BENCH=ipc, proxy, proc, disk or fs for one part, ARGS='--help')"
+	@echo "make bench        M3-IPC beside other mechanisms, half an hour (BENCH=ipc, proxy, proc, disk, fs or reach for one part, ARGS='--help')"
 	@echo "make build        the one binary: $(DVS)"
 	@echo "make lib          the C library, libm3ipc"
 	@echo "make install-lib  the C library, its headers and manual pages, to \$$DESTDIR\$$PREFIX (/usr/local)"
@@ -68,7 +68,7 @@ docs: build
 	@scripts/docs.sh $(DVS) target/docs
 
 # Between processes of one machine; between two nodes, and in a container over three, which need root.
-BENCH ?= ipc proxy proc disk fs
+BENCH ?= ipc proxy proc disk fs reach
 
 bench: build
 	@scripts/setup.sh bench

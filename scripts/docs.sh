@@ -48,6 +48,7 @@ cat >"$source/index.md" <<'EOF'
 docs/index
 README
 docs/guide/tutorial
+docs/guide/shop
 docs/guide/tasks
 docs/habits
 docs/guide/crossing

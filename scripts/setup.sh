@@ -29,6 +29,8 @@ sqlite3:likewise
 redis-server:likewise, with its command line
 redis-tools:likewise
 postgresql:likewise
+python3-psycopg2:the small shop of the guide asks PostgreSQL
+python3-redis:it asks redis, too
 etcd-server:the cluster engine of several machines
 etcd-client:asks it beside DVS
 nftables:translates addresses, as a router before a machine does
@@ -55,6 +57,11 @@ nbdkit:serves an image over NBD, as we do
 qemu-utils:likewise (qemu-nbd)
 libfuse3-dev:has a file system that passes everything through, the peer of the file tree
 git:looks at many small files
+nginx-light|nginx:answers through published ports
+wrk:asks it
+curl:fetches long files
+nftables:forwards, the peer of published ports and the way out
+iproute2:makes networks for it
 "
 
 docs_packages="

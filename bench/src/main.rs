@@ -12,6 +12,7 @@
 //! - [`processes`]: what programs pay for one process table over nodes.
 //! - [`disks`]: what it costs that a disk survives the loss of its node, and disks over NBD.
 //! - [`trees`]: files whose servers are on another node.
+//! - [`reach`]: ways in and out of a container, and the commands that people type most.
 //! - [`figures`]: what a measurement gives, medians, ratios.
 //! - [`bars`]: what is to be reached.
 //! - [`table`]: how it is shown.
@@ -27,6 +28,7 @@ mod mechanism;
 mod nodes;
 mod places;
 mod processes;
+mod reach;
 mod role;
 mod run;
 mod table;
@@ -57,6 +59,7 @@ const EXAMPLES: &str = "Examples:
   dvs-bench proc                                         a cluster of three nodes on this machine, ten minutes; needs root
   dvs-bench disk                                         a cluster of three nodes on this machine, ten minutes; needs root
   dvs-bench fs                                           a cluster of three nodes on this machine, five minutes; needs root
+  dvs-bench reach                                        a cluster of three nodes on this machine, four minutes; needs root
   dvs-bench ipc --only pipe,m3ipc-adaptive --placement free --pairs 1 --clients 1 --rounds 9
   dvs-bench ipc --section death
   dvs-bench ipc --json figures.json --check              for a machine to read; exit status 1 when a bar is not reached
@@ -75,6 +78,8 @@ enum Command {
     Disk(disks::Arguments),
     /// Small files of a container whose servers are on another node, beside a FUSE pass-through.
     Fs(trees::Arguments),
+    /// Published ports and the way out beside the kernel's forwarding; `dvs run` and `dvs ps`.
+    Reach(reach::Arguments),
     /// What of it runs natively or in the container.
     #[command(hide = true, subcommand)]
     Program(containers::program::Program),
@@ -169,6 +174,7 @@ fn main() -> ExitCode {
         Command::Proc(arguments) => processes::run(&arguments),
         Command::Disk(arguments) => disks::run(&arguments),
         Command::Fs(arguments) => trees::run(&arguments),
+        Command::Reach(arguments) => reach::run(&arguments),
         Command::Program(program) => containers::program::run(&program).map(|()| ExitCode::SUCCESS),
         Command::Role(arguments) => role::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Link => Ok(nodes::link()),

@@ -69,6 +69,14 @@ fn tutorial_is_typed_from_its_beginning_to_its_end() {
 }
 
 #[test]
+fn small_shop_comes_up_outlives_losses_and_is_restored() {
+    let page = page("shop.md");
+    let commands = commands(&page);
+    assert!(commands.len() > 100, "{commands:?}");
+    Desk::new().types(&commands);
+}
+
+#[test]
 fn each_task_is_done_as_it_is_described() {
     let page = page("tasks.md");
     let begin = ["dvs dev up --nodes 3 --volume $PWD/media=1000", "dvs dc create shop --nodes n1,n2,n3 --start"];

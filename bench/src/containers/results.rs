@@ -46,6 +46,18 @@ pub enum Subject {
     NbdWriteDeep,
     NbdReadLong,
     NbdWriteLong,
+    /// Requests of 12 bytes over 32 connections, or one, to a published port: at the server's node, at another one.
+    Requests,
+    RequestsElsewhere,
+    OneByOne,
+    /// A long file through a published port, and through the way out.
+    BulkIn,
+    BulkOut,
+    /// `dvs run DC -- true` on the own node and on another one; so many at once; `dvs ps` of 1,000 processes.
+    RunHere,
+    RunThere,
+    RunsAtOnce,
+    Listing,
     /// Small files that another node wrote: opened, read, closed; for the first time, and again.
     FirstRead,
     HeldRead,
@@ -79,6 +91,7 @@ pub enum Part {
     Processes,
     Disks,
     Trees,
+    Reach,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
@@ -105,6 +118,8 @@ pub enum Manner {
     QemuNbd,
     /// libfuse's example, on the machine's own file system.
     PassThrough,
+    /// The kernel routes and translates addresses.
+    Forwarded,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,7 +135,10 @@ impl Subject {
     fn unit(self) -> Unit {
         match self {
             Subject::Fork | Subject::Exec | Subject::Pipe | Subject::Open | Subject::Kill => Unit::PerSecond,
-            Subject::SmallFiles => Unit::PerSecond,
+            Subject::SmallFiles | Subject::Requests | Subject::RequestsElsewhere => Unit::PerSecond,
+            Subject::OneByOne => Unit::PerSecond,
+            Subject::BulkIn | Subject::BulkOut => Unit::MbPerSecond,
+            Subject::RunHere | Subject::RunThere | Subject::RunsAtOnce | Subject::Listing => Unit::Ms,
             Subject::NbdRead | Subject::NbdWrite | Subject::NbdReadDeep | Subject::NbdWriteDeep => Unit::PerSecond,
             Subject::NbdReadLong | Subject::NbdWriteLong => Unit::MbPerSecond,
             Subject::FirstRead | Subject::HeldRead | Subject::Stat | Subject::Churn => Unit::PerSecond,
@@ -141,6 +159,7 @@ impl Subject {
             Subject::DurableWrite | Subject::LongFile | Subject::SmallFiles => Part::Disks,
             Subject::LostDisk | Subject::LostStorage | Subject::LostStorageAndLeader => Part::Disks,
             _ if self >= Subject::FirstRead => Part::Trees,
+            _ if self >= Subject::Requests => Part::Reach,
             _ if NBD.iter().any(|bars| bars.subject == self) => Part::Disks,
             _ => Part::Processes,
         }
@@ -174,6 +193,15 @@ impl Subject {
             Subject::NbdWriteDeep => "NBD, write of 4 KiB anywhere, 32 at a time",
             Subject::NbdReadLong => "NBD, read, 1 MiB after 1 MiB, four at a time",
             Subject::NbdWriteLong => "NBD, write, 1 MiB after 1 MiB, four at a time",
+            Subject::Requests => "requests to a published port, 32 connections",
+            Subject::RequestsElsewhere => "the same, published at another node",
+            Subject::OneByOne => "the same, one connection",
+            Subject::BulkIn => "256 MiB through a published port",
+            Subject::BulkOut => "256 MiB through the way out",
+            Subject::RunHere => "dvs run -- true, own node, p50",
+            Subject::RunThere => "dvs run -- true, another node, p50",
+            Subject::RunsAtOnce => "150 dvs run -- true at once",
+            Subject::Listing => "dvs ps, 1,000 processes on three nodes",
             Subject::FirstRead => "files of 4 KiB of another node: open, read, close, for the first time",
             Subject::HeldRead => "the same again",
             Subject::Stat => "stat",
@@ -211,6 +239,7 @@ impl Manner {
             Manner::Nbdkit => "nbdkit file",
             Manner::QemuNbd => "qemu-nbd",
             Manner::PassThrough => "pass-through",
+            Manner::Forwarded => "kernel forwards",
         }
     }
 }
@@ -271,6 +300,14 @@ const RATIOS: [(&str, Subject, Manner, f64); 13] = [
     ("two copies: a long file, against one copy", Subject::LongFile, Manner::OneCopy, 0.5),
 ];
 
+/// The same of ways in and out.
+const OF_REACH: [(&str, Subject, Manner, f64); 4] = [
+    ("requests, published at the server's node", Subject::Requests, Manner::Native, 0.8),
+    ("requests, published at another node", Subject::RequestsElsewhere, Manner::Native, 0.5),
+    ("a long file through a published port", Subject::BulkIn, Manner::Forwarded, 0.7),
+    ("a long file through the way out", Subject::BulkOut, Manner::Forwarded, 0.7),
+];
+
 /// The same of files whose servers are on another node.
 const OF_TREES: [(&str, Subject, Manner, f64); 15] = [
     ("warm read", Subject::WarmRead, Manner::Native, 0.65),
@@ -318,13 +355,17 @@ enum Of {
     Most,
 }
 
-const LIMITS: [(&str, Subject, Of, f64); 8] = [
+const LIMITS: [(&str, Subject, Of, f64); 12] = [
     ("ps -ef, 500 here, 500 on two other nodes", Subject::PsAll, Of::Median, 300.0),
     ("on n2 -- true, p50", Subject::Job, Of::Median, 8.0),
     ("service's node lost, most", Subject::LostNode, Of::Most, 3000.0),
     ("idle container, three nodes", Subject::Idle, Of::Median, 0.2),
     ("disk server killed, longest write, most", Subject::LostDisk, Of::Most, 1000.0),
     ("node of disk and fs lost, longest write, most", Subject::LostStorage, Of::Most, 3000.0),
+    ("dvs run -- true, own node", Subject::RunHere, Of::Median, 12.0),
+    ("dvs run -- true, another node", Subject::RunThere, Of::Median, 18.0),
+    ("150 dvs run -- true at once", Subject::RunsAtOnce, Of::Median, 3000.0),
+    ("dvs ps, 1,000 processes on three nodes", Subject::Listing, Of::Median, 150.0),
     ("60 files in one directory by three nodes", Subject::Crowd, Of::Median, 1000.0),
     ("node of disk and fs and etcd's leader lost, most", Subject::LostStorageAndLeader, Of::Most, 5000.0),
 ];
@@ -359,14 +400,13 @@ impl Results {
     }
 
     pub fn bars(&self, part: Part) -> Vec<Reached> {
-        let ratios =
-            RATIOS.iter().chain(&OF_TREES).filter(|bar| bar.1.part() == part).map(|(what, subject, theirs, times)| {
-                Reached {
-                    what,
-                    goal: Goal::AtLeast { times: *times, theirs: theirs.name().to_owned() },
-                    measured: self.ratio(*subject, Manner::Container, *theirs),
-                }
-            });
+        let ratios = RATIOS.iter().chain(&OF_TREES).chain(&OF_REACH).filter(|bar| bar.1.part() == part).map(
+            |(what, subject, theirs, times)| Reached {
+                what,
+                goal: Goal::AtLeast { times: *times, theirs: theirs.name().to_owned() },
+                measured: self.ratio(*subject, Manner::Container, *theirs),
+            },
+        );
         let limits = LIMITS.iter().filter(|bar| bar.1.part() == part).map(|(what, subject, of, limit)| {
             let measured = Spread::of(self.of((*subject, Manner::Container)).into_values().collect());
             let counts = |spread: Spread| match of {

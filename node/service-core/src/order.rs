@@ -26,7 +26,8 @@ pub fn order(services: &[ServiceSpec]) -> Result<Vec<&str>, Vec<&str>> {
     Ok(ordered)
 }
 
-fn awaited(service: &ServiceSpec) -> impl Iterator<Item = &str> {
+/// What has to be there first.
+pub fn awaited(service: &ServiceSpec) -> impl Iterator<Item = &str> {
     service.after.iter().chain(&service.near).map(String::as_str)
 }
 

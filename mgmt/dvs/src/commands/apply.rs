@@ -181,7 +181,8 @@ async fn apply(daemon: &Client, wanted: Wanted, options: &ApplyOptions) -> Resul
         }
     }
     if !options.no_wait {
-        for dc in plan.dcs.iter().filter(|dc| !dc.steps.is_empty()) {
+        // As described is also what is still on its way, since an apply that did not wait.
+        for dc in &plan.dcs {
             await_services(daemon, &dc.dc).await?;
         }
     }

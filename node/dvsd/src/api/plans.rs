@@ -13,6 +13,7 @@ use mgmt_api::{
     ServiceSpec,
 };
 use serde_json::Value;
+use service_core::order;
 
 use super::failure::{Failure, failure};
 use super::{Api, blocking, changes, dcs, parse, read_body, spans};
@@ -148,22 +149,49 @@ fn steps(is: &DcSpec, services: &[ServiceSpec], wanted: &DcSpec, generation: u64
         change.generation = Some(generation + coming.len() as u64);
         step(what, PlanRequest::DcChange { change: Box::new(change) });
     }
-    let same = |one: &ServiceSpec| wanted.services.iter().find(|other| other.name == one.name);
-    for service in services.iter().filter(|service| same(service) != Some(service)) {
+    let ending = ending(services, &wanted.services);
+    for service in in_order(services).into_iter().rev().filter(|service| ending.contains(service.name.as_str())) {
         let name = &service.name;
-        let becomes = if same(service).is_some() { "ends, and begins as described" } else { "ends" };
+        let becomes = match wanted.services.iter().find(|other| other.name == *name) {
+            None => "ends",
+            Some(other) if other == service => "ends, and begins again after what it comes after",
+            Some(_) => "ends, and begins as described",
+        };
         let request = PlanRequest::ServiceRemove { service: name.clone() };
         step(vec![format!("service {name}: {becomes}")], request);
     }
-    for service in wanted.services.iter().filter(|service| !services.contains(service)) {
-        let is_new = !services.iter().any(|other| other.name == service.name);
-        let what = is_new.then(|| format!("service {}: new", service.name));
-        step(what.into_iter().collect(), PlanRequest::ServiceAdd { service: Box::new(service.clone()) });
+    for service in in_order(&wanted.services) {
+        let is_there = services.iter().any(|other| other.name == service.name);
+        if !is_there || ending.contains(service.name.as_str()) {
+            let what = (!is_there).then(|| format!("service {}: new", service.name));
+            step(what.into_iter().collect(), PlanRequest::ServiceAdd { service: Box::new(service.clone()) });
+        }
     }
     for node in is.nodes.iter().filter(|node| !to.contains(node)) {
         step(vec![format!("node {node}: goes")], PlanRequest::DcNodeRemove { node: node.clone() });
     }
     steps
+}
+
+/// Those that are not as wanted, and whoever comes after them: nobody is left waiting for what has ended.
+fn ending<'a>(services: &'a [ServiceSpec], wanted: &[ServiceSpec]) -> BTreeSet<&'a str> {
+    let differs = services.iter().filter(|service| !wanted.contains(service)).map(|service| service.name.as_str());
+    let mut ending: BTreeSet<&str> = differs.collect();
+    for service in in_order(services) {
+        if order::awaited(service).any(|other| ending.contains(other)) {
+            ending.insert(service.name.as_str());
+        }
+    }
+    ending
+}
+
+/// Each after what it comes after.
+fn in_order(services: &[ServiceSpec]) -> Vec<&ServiceSpec> {
+    match order::order(services) {
+        Ok(names) => names.iter().filter_map(|name| services.iter().find(|it| it.name == *name)).collect(),
+        // Refused elsewhere.
+        Err(_) => services.iter().collect(),
+    }
 }
 
 /// What one request can change, and in words.
@@ -261,6 +289,31 @@ mod tests {
     fn requests(services: &[ServiceSpec], wanted: &DcSpec) -> Value {
         let steps = steps(&spec(json!({})), services, wanted, 7);
         serde_json::to_value(steps.into_iter().map(|step| step.request).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn services_begin_after_what_they_come_after_and_end_before_it() {
+        let after = |name: &str, others: &[&str]| {
+            let mut one = service(name, "/bin/it");
+            one.after = others.iter().map(|other| (*other).to_owned()).collect();
+            one
+        };
+        // As records are found: by name.
+        let all = [after("app", &["db"]), service("cache", "/bin/it"), service("db", "/bin/it"), after("web", &["app"])];
+        let named = |asked: Value| -> Vec<String> {
+            let one = |step: &Value| match &step["service"] {
+                Value::String(name) => format!("-{name}"),
+                service => format!("+{}", service["name"].as_str().unwrap()),
+            };
+            asked.as_array().unwrap().iter().map(one).collect()
+        };
+        let mut wanted = spec(json!({}));
+        wanted.services = all.to_vec();
+        assert_eq!(named(requests(&[], &wanted)), ["+cache", "+db", "+app", "+web"]);
+        wanted.services[2] = service("db", "/bin/other");
+        assert_eq!(named(requests(&all, &wanted)), ["-web", "-app", "-db", "+db", "+app", "+web"]);
+        wanted.services.clear();
+        assert_eq!(named(requests(&all, &wanted)), ["-web", "-app", "-db", "-cache"]);
     }
 
     #[test]
