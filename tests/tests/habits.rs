@@ -107,6 +107,15 @@ fn programs_are_waited_for_stopped_filtered_and_measured() {
     let (status, said) = cluster.fails(&["wait", "shop", "65999"]);
     assert!(status == 1 && said.contains("65999"), "{said}");
 
+    // Less than the container has, also of what a program starts elsewhere.
+    let less = ["run", "shop", "-n", "n1", "--ulimit", "nofile=77", "--cap-drop", "NET_RAW", "--", "sh", "-c"];
+    let look = "ulimit -n; grep CapBnd /proc/self/status";
+    let here = cluster.ok(&[&less[..], &[look]].concat());
+    let there = cluster.ok(&[&less[..], &[&format!("on n2 -- sh -c '{look}'")]].concat());
+    assert!(here.starts_with("77\n") && here == there, "{here}{there}");
+    let (status, said) = cluster.fails(&["run", "shop", "--ulimit", "nofile=100000000", "--", "true"]);
+    assert!(status == 125 && said.contains("above what its container has"), "{said}");
+
     // When it was said, and where.
     let both =
         cluster.ok(&["run", "-d", "shop", "-u", "daemon:tape", "--", "sh", "-c", "id -u; id -g >&2; exec sleep 0"]);

@@ -23,6 +23,7 @@ mod placement;
 mod plan;
 mod port;
 mod process;
+mod restraints;
 pub mod routes;
 mod service;
 pub mod stream;
@@ -59,6 +60,7 @@ pub use process::{
     ExecRequest, FileUsage, LogForm, LogPiece, LogStream, NoUser, NodeUsage, Process, ProcessState, ProgramUser,
     RootFs, RunRequest, RunResponse, SignalRequest, TerminalSize,
 };
+pub use restraints::{Capabilities, NoCapability, NoUlimit, Ulimit};
 pub use service::{
     HealthProbe, HealthSpec, MoveRequest, PlacePolicy, RestartPolicy, ServiceInfo, ServiceInstance, ServiceSpec,
     ServiceState, StopSpec,

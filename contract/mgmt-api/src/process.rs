@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Bytes;
+use crate::{Bytes, Capabilities, Ulimit};
 
 /// Start a program. Both `dvs run` and `dvs exec` send this; they differ in defaults only.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -43,6 +43,19 @@ pub struct RunRequest {
     /// they should say [`ProgramUser::NOBODY`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
+    /// Limits of each of its processes, below those of the container.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ulimits: Vec<Ulimit>,
+    /// What neither it nor anything that it starts has, whoever it becomes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cap_drop: Vec<Capabilities>,
+}
+
+impl RunRequest {
+    /// Whether it is to have less than its container. Daemons of an earlier release do not know of it.
+    pub fn is_restrained(&self) -> bool {
+        !(self.ulimits.is_empty() && self.cap_drop.is_empty())
+    }
 }
 
 /// As whom a program runs: `USER[:GROUP]`.

@@ -31,6 +31,7 @@ pub fn complaint(error: &clap::Error, arguments: impl Iterator<Item = OsString>)
         (ErrorKind::UnknownArgument, Some(format @ ("--json" | "--yaml"))) => {
             Some(format!("-o {}", format.trim_start_matches('-')))
         }
+        (ErrorKind::UnknownArgument, Some(option)) => known_option(option, &meant).or(tip),
         // The usage says no more than that there is one.
         (ErrorKind::InvalidSubcommand, _) => {
             known_elsewhere(error, &meant).or_else(|| similar(error, &meant)).or_else(|| Some(help_of(&meant)))
@@ -90,6 +91,39 @@ fn known_elsewhere(error: &clap::Error, meant: &[String]) -> Option<String> {
     let word = error.get(ContextKind::InvalidSubcommand)?.to_string();
     let known = KNOWN.iter().find(|(name, _)| meant.is_empty() && *name == word);
     known.map(|(_, here)| (*here).to_owned())
+}
+
+/// Options of programs elsewhere, and who has them here.
+fn known_option(option: &str, meant: &[String]) -> Option<String> {
+    const OF_PROGRAMS: [(&[&str], &str); 8] = [
+        (
+            &["--name", "--restart", "--health-cmd", "--health-interval", "--stop-signal", "--stop-timeout"],
+            "a program with a name that is kept running is a service: dvs service add DC NAME -- PROGRAM",
+        ),
+        (&["--rm"], "without it: a program leaves nothing but its log, and with --no-log nothing"),
+        (&["-p", "--publish", "--expose"], "dvs port add DC PUBLISHED:PORT"),
+        (
+            &["-m", "--memory", "--cpus", "--cpuset-cpus", "--cpu-shares", "--pids-limit", "--memory-swap"],
+            "limits are the container's: dvs dc set DC --memory 1G --cpus 2",
+        ),
+        (&["--hostname"], "a node of a container has its name: dvs run DC -- hostname"),
+        (
+            &["--read-only", "--tmpfs", "--mount"],
+            "the system is read-only, /dc is the tree, /tmp the node's own; dvs dc create -v HOST:PATH:ro for directories \
+             of nodes",
+        ),
+        (
+            &["--network", "--net", "--link", "--dns", "--add-host"],
+            "dvs port, dvs dc set --egress; nodes and services have names",
+        ),
+        (
+            &["--privileged", "--cap-add", "--device", "--security-opt"],
+            "root inside has what root of a container may, and nothing of the node",
+        ),
+    ];
+    let is_program = matches!(meant.first().map(String::as_str), Some("run" | "exec"));
+    let known = OF_PROGRAMS.iter().find(|(options, _)| options.contains(&option));
+    known.filter(|_| is_program).map(|(_, here)| (*here).to_owned())
 }
 
 /// Exit status of a command line that was not understood.
@@ -176,6 +210,11 @@ mod tests {
         assert_eq!(refused("dvs dc craete shop").hint.unwrap(), "dvs dc restore or dvs dc create");
         assert_eq!(refused("dvs node lss").hint.unwrap(), "dvs node ls");
         assert_eq!(refused("dvs compose up").hint.unwrap(), "dvs apply");
+        assert!(refused("dvs run --restart always shop -- x").hint.unwrap().contains("dvs service add"));
+        assert!(refused("dvs run -m 1g shop -- x").hint.unwrap().contains("dvs dc set"));
+        assert!(refused("dvs run -p 80:80 shop -- x").hint.unwrap().contains("dvs port add"));
+        assert!(refused("dvs run --ulimit files=1 shop -- x").what.contains("nofile"));
+        assert!(refused("dvs run --cap-drop network shop -- x").what.contains("capabilities(7)"));
         assert_eq!(refused("dvs run --nod n1 shop x").hint.unwrap(), "a similar argument exists: '--node'");
         assert_eq!(
             with_help_last(["dvs", "help", "dc", "ls"].map(OsString::from).into_iter()),

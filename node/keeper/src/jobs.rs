@@ -208,6 +208,8 @@ fn far_end(order: &StartOrder) -> RunRequest {
         detach: true,
         unlogged: false,
         user: None,
+        ulimits: Vec::new(),
+        cap_drop: Vec::new(),
     }
 }
 

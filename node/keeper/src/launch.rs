@@ -25,9 +25,8 @@ use proc_core::start::JobOwner;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Gid, Resource, Rlimit, Uid, WaitId, WaitIdOptions, chdir, setrlimit, setsid, umask, waitid};
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, capability_is_in_bounding_set, configure_capability_in_ambient_set,
-    remove_capability_from_bounding_set, set_capabilities, set_keep_capabilities, set_thread_groups,
-    set_thread_res_gid, set_thread_res_uid,
+    CapabilitySet, CapabilitySets, configure_capability_in_ambient_set, set_capabilities, set_keep_capabilities,
+    set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 use sandbox::rootfs::Links;
 use sandbox::volumes::VolumeMount;
@@ -36,6 +35,7 @@ use sys::child::{ForkError, Forked, Parentage, exec, exit_now, fork};
 use sys::ns::Kinds;
 
 use crate::refusal::{BadRun, Refusal, Stage};
+use crate::restraints::{Restraints, retain_in_bounding_set};
 use crate::users::Wanted;
 
 /// Arguments and environment together; the kernel's own limit is of this order.
@@ -90,6 +90,7 @@ pub struct Plan {
     owner: Owner,
     /// Whether it gets the home of its user: nobody said another.
     takes_home: bool,
+    restraints: Restraints,
 }
 
 /// As whom a program runs.
@@ -231,6 +232,7 @@ impl Plan {
             workdir: workdir.map(CString::new).transpose().map_err(nul)?,
             owner,
             takes_home,
+            restraints: Restraints::of(run),
         })
     }
 
@@ -324,6 +326,8 @@ impl Plan {
             sandbox::rootfs::enter_tree(path, links, around.volumes)
                 .map_err(|error| Failure { stage: Stage::Root, errno: errno_of(&error) })?;
         }
+        self.restraints.limit().map_err(Failure::errno(Stage::Limits))?;
+        self.restraints.drop_capabilities().map_err(Failure::errno(Stage::Identity))?;
         umask(rustix::fs::Mode::from_raw_mode(0o022));
         let mut env = Cow::Borrowed(&self.env);
         match &self.owner {
@@ -588,15 +592,7 @@ pub fn become_user(uid: u32, groups: &[u32]) -> rustix::io::Result<()> {
 fn become_owner(owner: &JobOwner) -> rustix::io::Result<()> {
     let set = CapabilitySet::from_bits_retain;
     let permitted = set(owner.permitted);
-    for capability in (0..64).map(|number| set(1 << number)) {
-        match capability_is_in_bounding_set(capability) {
-            Ok(true) if !permitted.contains(capability) => remove_capability_from_bounding_set(capability)?,
-            Ok(_) => {}
-            // The kernel knows no more of them.
-            Err(rustix::io::Errno::INVAL) => break,
-            Err(cause) => return Err(cause),
-        }
-    }
+    retain_in_bounding_set(permitted)?;
     let (inheritable, ambient) = (set(owner.inheritable) & permitted, set(owner.ambient) & permitted);
     let own = rustix::thread::capabilities(None)?;
     set_capabilities(None, CapabilitySets { inheritable, ..own })?;

@@ -41,6 +41,7 @@ mod poll;
 mod program;
 mod protocol;
 mod refusal;
+mod restraints;
 mod runs;
 mod seccomp;
 mod stream;

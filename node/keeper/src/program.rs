@@ -222,6 +222,8 @@ impl Program {
                 detach: true,
                 unlogged: false,
                 user: None,
+                ulimits: Vec::new(),
+                cap_drop: Vec::new(),
             },
             command: process.command,
         }

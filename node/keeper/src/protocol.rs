@@ -158,6 +158,9 @@ pub struct Status {
     /// It starts programs as users by name.
     #[serde(default)]
     pub names_users: bool,
+    /// Whether programs may have less than their container.
+    #[serde(default)]
+    pub restrains: bool,
     /// What this kernel or host could not give, and what it means.
     pub degraded: Vec<String>,
 }

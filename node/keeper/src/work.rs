@@ -128,6 +128,7 @@ impl Keeper {
             fuse_mounted: self.fuse.is_some(),
             times_logs: true,
             names_users: true,
+            restrains: true,
             degraded: self.degraded.clone(),
         };
         Ok((Answer::Status(status), Vec::new()))

@@ -288,6 +288,38 @@ fn user_and_group_are_those_asked_for() {
 }
 
 #[test]
+fn program_may_have_less_than_its_container_and_so_has_all_that_it_starts() {
+    if !is_root() {
+        return;
+    }
+    let keeper = Keeper::start();
+    let with = |ulimits: serde_json::Value, cap_drop: serde_json::Value, uid: u32, script: &str| {
+        let run = serde_json::json!({
+            "argv": ["sh", "-c", script], "ulimits": ulimits, "cap_drop": cap_drop, "uid": uid, "gid": uid,
+        });
+        keeper.run(&serde_json::from_value(run).expect("request"))
+    };
+    let limits = ["nofile=77:99", "core=0", "stack=1048576:unlimited"];
+    let said = with(limits.into(), serde_json::json!([]), 0, "ulimit -Sn; ulimit -Hn; sh -c 'ulimit -Hc; ulimit -Ss'");
+    assert_eq!(said.expect("it runs").text(), "77\n99\n0\n1024");
+    // Bounding, permitted, effective and inheritable sets; root gets back nothing, nor does who becomes root.
+    let sets = "grep -E 'Cap(Bnd|Prm|Eff|Inh)' /proc/self/status | cut -f 2 | sort -u";
+    let said = with(serde_json::json!([]), ["all"].into(), 0, sets);
+    assert_eq!(said.expect("it runs").text(), "0000000000000000");
+    let raw = "python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)' 2>&1 | tail -n 1";
+    let said = with(serde_json::json!([]), ["CAP_NET_RAW", "mknod"].into(), 0, raw);
+    assert!(said.expect("it runs").text().starts_with("PermissionError"));
+    assert_eq!(keeper.shell(raw).text(), "");
+    let said = with(serde_json::json!([]), ["net_raw"].into(), 33, "grep CapBnd /proc/self/status | cut -f 2");
+    let bounding = u64::from_str_radix(&said.expect("it runs").text(), 16).expect("a set");
+    assert!(bounding & 1 << 13 == 0 && bounding & 1 << 6 != 0, "{bounding:x}");
+    // Nobody gets more than there is.
+    let refused = with(["nofile=1000000000"].into(), serde_json::json!([]), 0, "true").expect_err("too many");
+    assert!(format!("{refused:?}").contains("Limits"), "{refused:?}");
+    assert_eq!(keeper.shell("echo well").text(), "well");
+}
+
+#[test]
 fn io_uring_and_foreign_doors_are_closed() {
     if !is_root() {
         return;

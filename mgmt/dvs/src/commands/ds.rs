@@ -291,6 +291,8 @@ pub fn ourselves<'a>(words: impl Iterator<Item = &'a str>) -> RunRequest {
         detach: false,
         unlogged: false,
         user: None,
+        ulimits: Vec::new(),
+        cap_drop: Vec::new(),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 
 use clap::Args;
-use mgmt_api::{Bytes, ProgramUser, RootFs, RunRequest};
+use mgmt_api::{Bytes, Capabilities, ProgramUser, RootFs, RunRequest, Ulimit};
 
 use super::session::{self, Input, Manner, converse, opened};
 use super::variables::Variables;
@@ -95,6 +95,12 @@ pub struct Start {
     /// User and group inside the container, by number or by a name of its /etc/passwd [default: root].
     #[arg(short, long, value_name = "USER[:GROUP]")]
     pub user: Option<ProgramUser>,
+    /// Limit of each of its processes, as of setrlimit(2): nofile=1024, core=0, stack=8388608:unlimited.
+    #[arg(long, value_name = "NAME=SOFT[:HARD]")]
+    pub ulimit: Vec<Ulimit>,
+    /// Capability that neither it nor what it starts has: net_raw, sys_ptrace, all.
+    #[arg(long, value_name = "CAPABILITY")]
+    pub cap_drop: Vec<Capabilities>,
 }
 
 impl Start {
@@ -130,6 +136,8 @@ impl Start {
             detach: self.detach,
             unlogged: self.no_log,
             user,
+            ulimits: self.ulimit,
+            cap_drop: self.cap_drop,
         }
     }
 }
@@ -145,9 +153,10 @@ fn run_from_inside(options: Options) -> Outcome {
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::process::CommandExt;
     let Options { start, node, root, spread, argv, .. } = options;
-    if start.detach || start.user.is_some() || root.is_some() || spread.is_some() {
-        let what =
-            "from inside a container --detach, --user, --root and --spread need root of it and its node's daemon";
+    let restrains = !(start.ulimit.is_empty() && start.cap_drop.is_empty());
+    if start.detach || start.user.is_some() || root.is_some() || spread.is_some() || restrains {
+        let what = "from inside a container --detach, --user, --root, --spread, --ulimit and --cap-drop need root of it \
+                    and its node's daemon";
         return Err(Failure::new(what).status(errors::RUN_FAILED).hint("on NODE -- setpriv … PROGRAM &"));
     }
     let mut on = std::process::Command::new(ON);

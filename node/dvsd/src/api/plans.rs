@@ -299,7 +299,8 @@ mod tests {
             one
         };
         // As records are found: by name.
-        let all = [after("app", &["db"]), service("cache", "/bin/it"), service("db", "/bin/it"), after("web", &["app"])];
+        let all =
+            [after("app", &["db"]), service("cache", "/bin/it"), service("db", "/bin/it"), after("web", &["app"])];
         let named = |asked: Value| -> Vec<String> {
             let one = |step: &Value| match &step["service"] {
                 Value::String(name) => format!("-{name}"),

@@ -22,13 +22,14 @@ use serde::Deserialize;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::UnixStream;
 
-use super::changes::demand_goes_on;
+use super::changes::{demand_goes_on, demand_known};
 use super::failure::{Failure, failure};
 use super::gate::{Caller, Holder};
 use super::gather::{self, gather};
 use super::remote::{Question, is_switching};
 use super::words::{self, Asked};
 use super::{Api, blocking, is_forwarded, parse, read_body, stream, wants_stream};
+use crate::level;
 use crate::reconcile::parts::{keeper_socket, programs_dir};
 use crate::records::DcView;
 use crate::spec;
@@ -371,6 +372,11 @@ async fn answer_at(
     incoming: Incoming,
     start: Start,
 ) -> Result<Response<Body>, Failure> {
+    if !incoming.forwarded && start.run().is_some_and(RunRequest::is_restrained) {
+        let also = Arc::clone(api);
+        blocking(move || Ok(demand_known(level::of(&*also.context.engine)?, "programs with limits of their own")?))
+            .await?;
+    }
     let notes = if incoming.forwarded { Vec::new() } else { api.notes(view, &[node.to_owned()]).await };
     let response = match node == api.context.config.node {
         true => begin(api, view, incoming, start).await?,
@@ -448,12 +454,17 @@ async fn begin(api: &Arc<Api>, view: &DcView, incoming: Incoming, start: Start) 
     }
     let mut keeper = keeper(api, view).await?;
     if let Some(run) = start.run() {
-        let is_named = run.user.is_some();
+        let (is_named, is_restrained) = (run.user.is_some(), run.is_restrained());
         keeper = blocking(move || match keeper.wait_for_tree(TREE_LIMIT)? {
             status if is_named && !status.names_users => Err(failure(
                 ErrorKind::Conflict,
                 "the container runs since an earlier release, which knows no users by name",
                 "by number; or stop and start the container",
+            )),
+            status if is_restrained && !status.restrains => Err(failure(
+                ErrorKind::Conflict,
+                "the container runs since an earlier release, which knows no limits of single programs",
+                "without them; or stop and start the container",
             )),
             _ => Ok(keeper),
         })
@@ -566,6 +577,8 @@ fn helper(what: &str, arguments: &[&str]) -> RunRequest {
         detach: false,
         unlogged: false,
         user: None,
+        ulimits: Vec::new(),
+        cap_drop: Vec::new(),
     }
 }
 

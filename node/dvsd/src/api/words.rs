@@ -132,6 +132,11 @@ impl Asked<'_> {
                 }
                 Some(RootFs::Host) | None => ErrorBody::new(ErrorKind::Internal, could_not).because(cause),
             },
+            (Stage::Limits, libc::EPERM) => ErrorBody::new(
+                ErrorKind::BadRequest,
+                "a limit of the program is above what its container has".to_owned(),
+            )
+            .hint(format!("dvs run {dc} -- sh -c 'ulimit -aH' shows what it has")),
             (Stage::Fork, libc::EAGAIN | libc::ENOSPC) => ErrorBody::new(ErrorKind::Unavailable, could_not)
                 .because(cause)
                 .hint("the container has as many processes as its limit allows"),
@@ -173,7 +178,7 @@ fn doing(stage: Stage) -> &'static str {
         Stage::Filter => "install the system call filter",
         Stage::Exec | Stage::Interpreter => "execute the program",
         Stage::Descriptors => "close the keeper's descriptors",
-        Stage::Limits => "limit what the program may open",
+        Stage::Limits => "limit the program",
     }
 }
 

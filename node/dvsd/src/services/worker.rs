@@ -725,5 +725,7 @@ fn request(spec: &ServiceSpec) -> RunRequest {
         detach: true,
         unlogged: false,
         user,
+        ulimits: Vec::new(),
+        cap_drop: Vec::new(),
     }
 }
