@@ -56,6 +56,16 @@ pub async fn transfer_changes(
     feed(daemon.run(dc, &run, new_session()?).await?, chunks, progress).await
 }
 
+/// Sends what goes onto such a disk; likewise.
+pub async fn transfer_disk(
+    daemon: &Client,
+    (dc, disk): (&str, &str),
+    chunks: mpsc::Receiver<Vec<u8>>,
+    progress: &Progress,
+) -> Result<(Ended, String), Failure> {
+    feed(daemon.fill_disk(dc, disk).await?, chunks, progress).await
+}
+
 async fn feed(
     stream: Stream,
     chunks: mpsc::Receiver<Vec<u8>>,
@@ -170,6 +180,15 @@ pub async fn receive_changes(
     let words = ["internal", "pack", path, ".", "--since", since];
     let run = RunRequest { node: node.map(str::to_owned), unlogged: true, ..ourselves(words.into_iter()) };
     take(daemon.run(dc, &run, new_session()?).await?, sink).await
+}
+
+/// What is on a disk without a file tree; likewise.
+pub async fn receive_disk(
+    daemon: &Client,
+    (dc, disk): (&str, &str),
+    sink: impl Write + Send + 'static,
+) -> Result<(Ended, String), Failure> {
+    take(daemon.read_disk(dc, disk).await?, sink).await
 }
 
 async fn take(stream: Stream, sink: impl Write + Send + 'static) -> Result<(Ended, String), Failure> {
