@@ -51,8 +51,29 @@ pub async fn transfer_changes(
     chunks: mpsc::Receiver<Vec<u8>>,
     progress: &Progress,
 ) -> Result<(Ended, String), Failure> {
-    let words = ["internal", "unpack", TREE, "--changes"];
-    let run = RunRequest { interactive: true, unlogged: true, ..ourselves(words.into_iter()) };
+    transfer_faithfully(daemon, dc, &["--changes"], chunks, progress).await
+}
+
+/// Sends the archive of a backup to a whole tree; likewise.
+pub async fn transfer_whole(
+    daemon: &Client,
+    dc: &str,
+    chunks: mpsc::Receiver<Vec<u8>>,
+    progress: &Progress,
+) -> Result<(Ended, String), Failure> {
+    transfer_faithfully(daemon, dc, &[], chunks, progress).await
+}
+
+async fn transfer_faithfully(
+    daemon: &Client,
+    dc: &str,
+    more: &[&str],
+    chunks: mpsc::Receiver<Vec<u8>>,
+    progress: &Progress,
+) -> Result<(Ended, String), Failure> {
+    let words = ["internal", "unpack", TREE, "--faithful"];
+    let words = words.into_iter().chain(more.iter().copied());
+    let run = RunRequest { interactive: true, unlogged: true, ..ourselves(words) };
     feed(daemon.run(dc, &run, new_session()?).await?, chunks, progress).await
 }
 

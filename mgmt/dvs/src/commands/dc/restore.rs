@@ -7,14 +7,14 @@ use std::io::{self, BufReader, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use client::{AfterCreate, BeforeDelete, Client, Data, Unpacked};
-use mgmt_api::{DcSpec, TREE, content};
+use client::{AfterCreate, BeforeDelete, Client, Data};
+use mgmt_api::{DcSpec, content};
 use std::sync::atomic::Ordering;
 use tokio::sync::mpsc;
 
 use super::super::apply;
 use super::super::ds::whole;
-use super::super::tree::{Progress, judge, transfer, transfer_changes, transfer_disk};
+use super::super::tree::{Progress, judge, transfer_changes, transfer_disk, transfer_whole};
 use super::super::{Outcome, block_on, daemon, done, interruption, names, print, say};
 use super::backup::form::{AllSums, End, FormError, Head, Reader};
 use super::backup::{Contents, DiskPart};
@@ -285,7 +285,7 @@ async fn fill(
         }
         drop(disks);
         let (ended, complaints) = match is_whole {
-            true => transfer(daemon, dc, TREE, &Unpacked::default(), chunks, &progress).await,
+            true => transfer_whole(daemon, dc, chunks, &progress).await,
             false => transfer_changes(daemon, dc, chunks, &progress).await,
         }?;
         let failed = || Failure::new(format!("the files of '{dc}' were not all written"));
