@@ -1,23 +1,31 @@
 //! The process `dvs gate disk`: one disk of a container, read for a backup or filled from one, for one client.
 //!
-//! Descriptors: `client` (a socket that speaks `mgmt_api::stream`), and `early`, what was read from it already. Options:
-//! `disk` (its endpoint) and `fill` (1: what the client sends goes onto the disk). The content has the form of
+//! Descriptors: `client` (a socket that speaks `mgmt_api::stream`), and `early`, what was read from it already.
+//! Options: `disk` (its endpoint) and `fill` (1: what the client sends goes onto the disk). The content has the form of
 //! `mgmt_api::content`.
+//!
+//! A disk is read as it is at one moment (`libvos::DiskClient::freeze`): extents that somebody wants to change are read
+//! first, and lie in a file (`spill`) until it is their turn to go to the client, which may be slow.
 //!
 //! The session with the disk waits as long as the disk is away. So a thread looks after the client, and with it the
 //! process ends at once, whatever it waits for.
 
+use std::collections::{HashSet, VecDeque};
 use std::error::Error;
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use abi::Endpoint;
 use ipc::Port;
 use libvos::{BlockingSession, DiskClient, Durability, Epochs, Identity, PortConnect, SharedPort, Size};
 use mgmt_api::content::{self, EXTENT_BYTES, Item, runs};
 use mgmt_api::stream::{self, Kind, PAYLOAD_BYTES_MAX};
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use sys::harden::{give_up_privileges, restrict_system_calls};
@@ -27,7 +35,9 @@ const NAME: &str = "disk copier";
 /// Transfers of 1 MiB, each with room for the next one.
 const SIZE: Size = Size { entries: 64, arena_bytes: 24 << 20 };
 /// Extents that are read at a time.
-const EXTENTS_AT_A_TIME: u64 = 8;
+const EXTENTS_AT_A_TIME: usize = 8;
+/// How long the disk is asked who waits; as long it may take to notice that all is read.
+const LISTEN: Duration = Duration::from_millis(200);
 const INPUT_BYTES: usize = 256 << 10;
 
 /// Runs a copier to its end. How it went the client hears.
@@ -55,6 +65,7 @@ fn run() -> Result<(), Problem> {
     client.set_nonblocking(false)?;
     let mut early = Vec::new();
     spawn.take_fd("early").map(|early| File::from(early)).map_or(Ok(0), |mut file| file.read_to_end(&mut early))?;
+    let spill = spawn.take_fd("spill").map(File::from);
     let broker = spawn.take_broker()?;
     give_up_privileges(sys::harden::Identity { uid: spawn.uid, gid: spawn.gid })?;
     let port = SharedPort::new(Port::from_socket(broker, Some(endpoint))?);
@@ -66,10 +77,10 @@ fn run() -> Result<(), Problem> {
     let session = BlockingSession::open(Box::new(connect), SIZE, Identity { epochs, ..Identity::default() })?;
     let disk = DiskClient::new(session);
     spawn.ready();
-    restrict_system_calls(&[])?;
+    restrict_system_calls(&[libc::SYS_pread64, libc::SYS_pwrite64])?;
     let done = match fills {
         true => fill(&disk, io::Cursor::new(early).chain(client.socket.try_clone()?)),
-        false => read(&disk, &mut client),
+        false => read(&disk, &mut client, spill.ok_or(SpawnError::Missing("spill"))?),
     };
     match done {
         Ok(()) => client.say(Kind::Exit, &[0])?,
@@ -100,6 +111,10 @@ fn end_with(client: UnixStream) -> io::Result<()> {
 enum CopyError {
     #[error("the disk cannot be read: {0}")]
     Read(Errno),
+    #[error("the disk could not be kept as it was: its server was too slow for those who write, or began anew")]
+    Moment,
+    #[error("what was read ahead cannot be kept on the node")]
+    Spill(#[source] io::Error),
     #[error("the disk cannot be written: {0}")]
     Write(Errno),
     #[error("what came is no content of this disk: {0}")]
@@ -110,6 +125,12 @@ enum CopyError {
     OtherLength { told: u64, has: u64 },
     #[error("the client is gone")]
     Client(#[source] io::Error),
+}
+
+impl CopyError {
+    fn of_read(errno: Errno) -> CopyError {
+        if errno == Errno::TIMEDOUT { CopyError::Moment } else { CopyError::Read(errno) }
+    }
 }
 
 /// Speaks as the keeper of a program does.
@@ -128,22 +149,99 @@ impl Client {
     }
 }
 
-fn read(disk: &DiskClient, client: &mut Client) -> Result<(), CopyError> {
+fn read(disk: &DiskClient, client: &mut Client, spill: File) -> Result<(), CopyError> {
     let bytes = disk.info().map_err(CopyError::Read)?.bytes;
     disk.flush().map_err(CopyError::Read)?;
-    client.put(&content::head(bytes, false))?;
-    let mut offset = 0;
-    while offset < bytes {
-        let end = bytes.min(offset + EXTENTS_AT_A_TIME * EXTENT_BYTES);
-        let lengths = (offset..end).step_by(EXTENT_BYTES as usize).map(|at| (at, (end - at).min(EXTENT_BYTES)));
-        let mut reads: Vec<(u64, Vec<u8>)> = lengths.map(|(at, length)| (at, vec![0; length as usize])).collect();
-        disk.read_each(&mut reads).into_iter().collect::<Result<(), Errno>>().map_err(CopyError::Read)?;
-        for (at, data) in &reads {
-            tell(client, *at, data)?;
-        }
-        offset = end;
+    let is_of_one_moment = match disk.freeze() {
+        Ok(()) => true,
+        // A disk of an earlier release.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => false,
+        Err(errno) => return Err(CopyError::Read(errno)),
+    };
+    let rings = disk.session().restarts();
+    client.put(&content::head(bytes, is_of_one_moment))?;
+    let extents = Extents { bytes, taken: Mutex::new(HashSet::new()), spilled: Mutex::default(), spill };
+    let is_over = AtomicBool::new(false);
+    let done = std::thread::scope(|scope| {
+        let first = is_of_one_moment.then(|| scope.spawn(|| extents.read_wanted(disk, &is_over)));
+        let done = extents.read_all(disk, client);
+        is_over.store(true, Ordering::Release);
+        // Whoever changes something from here on waits for nobody.
+        let first = first.map_or(Ok(()), |first| first.join().unwrap_or(Err(CopyError::Read(Errno::IO))));
+        done.and(first)
+    });
+    done?;
+    extents.put_spilled(client)?;
+    if is_of_one_moment && disk.session().restarts() != rings {
+        return Err(CopyError::Moment);
     }
     client.put(&content::end())
+}
+
+/// Those of a disk, each of which is read once.
+struct Extents {
+    bytes: u64,
+    /// Being read, or read.
+    taken: Mutex<HashSet<u64>>,
+    /// Read before their turn: number, and where in the file.
+    spilled: Mutex<VecDeque<(u64, u64)>>,
+    spill: File,
+}
+
+impl Extents {
+    fn length(&self, extent: u64) -> usize {
+        self.bytes.saturating_sub(extent.saturating_mul(EXTENT_BYTES)).min(EXTENT_BYTES) as usize
+    }
+
+    /// In their order, but those that are wanted first.
+    fn read_all(&self, disk: &DiskClient, client: &mut Client) -> Result<(), CopyError> {
+        let mut next = 0;
+        while next < self.bytes.div_ceil(EXTENT_BYTES) {
+            let mut reads = Vec::new();
+            while reads.len() < EXTENTS_AT_A_TIME && next < self.bytes.div_ceil(EXTENT_BYTES) {
+                if self.taken.lock().insert(next) {
+                    reads.push((next * EXTENT_BYTES, vec![0; self.length(next)]));
+                }
+                next += 1;
+            }
+            disk.read_each(&mut reads).into_iter().collect::<Result<(), Errno>>().map_err(CopyError::of_read)?;
+            for (at, data) in &reads {
+                tell(client, *at, data)?;
+            }
+            self.put_spilled(client)?;
+        }
+        Ok(())
+    }
+
+    /// Those that somebody waits for, until all are read.
+    fn read_wanted(&self, disk: &DiskClient, is_over: &AtomicBool) -> Result<(), CopyError> {
+        let mut end = 0;
+        let mut data = vec![0; EXTENT_BYTES as usize];
+        while !is_over.load(Ordering::Acquire) {
+            for extent in disk.wanted(LISTEN).map_err(CopyError::of_read)? {
+                let length = self.length(extent);
+                if length == 0 || !self.taken.lock().insert(extent) {
+                    continue;
+                }
+                let place = data.get_mut(..length).unwrap_or_default();
+                disk.read_into(extent * EXTENT_BYTES, place).map_err(CopyError::of_read)?;
+                self.spill.write_all_at(place, end).map_err(CopyError::Spill)?;
+                self.spilled.lock().push_back((extent, end));
+                end += length as u64;
+            }
+        }
+        Ok(())
+    }
+
+    fn put_spilled(&self, client: &mut Client) -> Result<(), CopyError> {
+        loop {
+            let next = self.spilled.lock().pop_front();
+            let Some((extent, at)) = next else { return Ok(()) };
+            let mut data = vec![0; self.length(extent)];
+            self.spill.read_exact_at(&mut data, at).map_err(CopyError::Spill)?;
+            tell(client, extent * EXTENT_BYTES, &data)?;
+        }
+    }
 }
 
 /// What is not zeros of an extent.

@@ -1,9 +1,10 @@
-//! What programs that go out ask the name server of their node, and what it answers: nothing of the cluster's own names.
+//! What programs that go out ask the name server of their node, and what it answers: nothing of the cluster's own
+//! names.
 //!
 //! The node's resolver may know names of containers (`[names]`, `docs/design/ports.md`), which are for programs of the
-//! node. So whatever mentions a name in `.dvs` is kept from it, and an answer that does (a foreign name may be told to be
-//! another one's) from who asked. A name ends with the label `dvs` and nothing, or with a pointer to somewhere: neither
-//! is looked for by its place, as a message may hide a name behind pointers.
+//! node. So whatever mentions a name in `.dvs` is kept from it, and an answer that does (a foreign name may be told to
+//! be another one's) from who asked. A name ends with the label `dvs` and nothing, or with a pointer to somewhere:
+//! neither is looked for by its place, as a message may hide a name behind pointers.
 
 use dns::{NameQuestion, NoQuestion, Resolution};
 

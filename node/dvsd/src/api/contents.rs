@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{Seek, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -180,6 +181,15 @@ fn begin(
         // The next gate has a later one.
         ("placement_epoch".to_owned(), json!(record.generation)),
     ]);
+    let mut fds = BTreeMap::from([("client".to_owned(), client), ("early".to_owned(), kept.into())]);
+    if way == Way::Read {
+        // Its name goes at once, it goes with the process.
+        let path = context.config.dc_state_dir(*dc).join("images").join("copier.spill");
+        let mut how = File::options();
+        let spill = how.read(true).write(true).create(true).truncate(true).mode(0o600).open(&path)?;
+        std::fs::remove_file(&path)?;
+        fds.insert("spill".to_owned(), spill.into());
+    }
     let role = Role {
         name: "copier".to_owned(),
         program: None,
@@ -187,7 +197,7 @@ fn begin(
         fields,
         options: json!({ "disk": disk.endpoint, "fill": u64::from(way == Way::Fill) }),
         broker: Some(broker),
-        fds: BTreeMap::from([("client".to_owned(), client), ("early".to_owned(), kept.into())]),
+        fds,
         uid: Some(crate::uids::server(*dc, UID_SLOT)),
         environment: Vec::new(),
         cpus: record.spec.limits.cpus.as_deref().and_then(crate::spec::cpu_set),
