@@ -5,6 +5,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use end_to_end::nbd::has;
 use end_to_end::{Cluster, dvs_binary, eventually};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -288,4 +289,239 @@ fn backups_of_what_changed_make_the_tree_that_was() {
         .collect();
     let then: Vec<String> = names(&states[4]).into_iter().filter(|name| !name.starts_with(".dvs-backup")).collect();
     assert_eq!(found, then);
+}
+
+const WITH_DISKS: &str = r#"
+name = "shop"
+nodes = ["n1", "n2"]
+
+[[disks]]
+name = "root"
+bytes = 67108864
+node = "n1"
+
+[[disks]]
+name = "data"
+bytes = 67108864
+node = "n2"
+replicas = 2
+
+[[disks]]
+name = "scratch"
+bytes = 33554432
+store = "sparse"
+node = "n1"
+"#;
+
+/// Of a program on a node's machine.
+fn on(cluster: &Cluster, node: &str, words: &[&str]) {
+    let done = cluster.output(&[&["dev", "exec", node, "--", "timeout", "60"], words].concat());
+    assert!(done.status.success(), "{words:?} on {node}: {done:?}");
+}
+
+/// What is on a disk, as a client of NBD reads it.
+fn image(cluster: &Cluster, dc: &str, disk: &str, port: u16) -> Vec<u8> {
+    let (at, file) = (format!("127.0.0.1:{port}"), cluster.state_dir().join(format!("{dc}-{disk}.img")));
+    cluster.ok(&["disk", "export", dc, disk, "--node", "n1", "--listen", &at, "--read-only"]);
+    on(cluster, "n1", &["nbdcopy", &format!("nbd://{at}/{disk}"), file.to_str().expect("text")]);
+    cluster.ok(&["disk", "unexport", dc]);
+    fs::read(&file).expect("an image")
+}
+
+#[test]
+fn further_disks_come_back_with_what_was_on_them() {
+    if !has("nbdcopy", "libnbd-bin") || !has("qemu-io", "qemu-utils") {
+        return;
+    }
+    let cluster = Cluster::up(2);
+    let description = cluster.state_dir().join("dc.toml");
+    fs::write(&description, WITH_DISKS).expect("written");
+    cluster.ok(&["dc", "create", "-f", description.to_str().expect("text"), "--start"]);
+    cluster.sh("shop", "n1", "echo page > /dc/page");
+    let write = |steps: &[&str], disk: &str| {
+        let at = "127.0.0.1:10819";
+        cluster.ok(&["disk", "export", "shop", disk, "--node", "n1", "--listen", at]);
+        let steps: Vec<&str> = steps.iter().flat_map(|step| ["-c", step]).collect();
+        on(&cluster, "n1", &[&["qemu-io", "-f", "raw", &format!("nbd://{at}/{disk}")][..], &steps].concat());
+        cluster.ok(&["disk", "unexport", "shop"]);
+    };
+    write(&["write -P 1 0 4k", "write -P 2 5M 3M", "write -P 3 67104768 4k", "flush"], "data");
+    write(&["write -P 4 1M 1M", "flush"], "scratch");
+    let (data, scratch) = (image(&cluster, "shop", "data", 10820), image(&cluster, "shop", "scratch", 10820));
+    assert_eq!((data.len(), data[5 << 20], scratch[1 << 20]), (64 << 20, 2, 4));
+
+    let place = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| place.path().join(name).to_str().expect("text").to_owned();
+    let (whole, changed, without) = (path("whole"), path("changed"), path("without"));
+    let made = cluster.json(&["dc", "backup", "shop", &whole, "--keep", "-o", "json"]);
+    assert_eq!(made["disks"], 2);
+    let bytes = fs::metadata(&whole).expect("a file").len();
+    assert!((4 << 20..8 << 20).contains(&bytes), "zeros take no room: {bytes}");
+    let checked = cluster.ok(&["dc", "restore", "--check", &whole]);
+    assert!(checked.contains("2 further disks"), "{checked}");
+
+    // One extent becomes other, one zeros.
+    write(&["write -P 9 5M 4k", "write -z -u 7M 1M", "flush"], "data");
+    let later = image(&cluster, "shop", "data", 10820);
+    assert_eq!((later[5 << 20], later[7 << 20], later[6 << 20]), (9, 0, 2));
+    cluster.ok(&["dc", "backup", "shop", &changed, "--since", &whole, "--keep"]);
+    let bytes = fs::metadata(&changed).expect("a file").len();
+    assert!((1 << 20..2 << 20).contains(&bytes), "only the extent that differs: {bytes}");
+    cluster.ok(&["dc", "backup", "shop", &without, "--no-disks"]);
+    assert!(fs::metadata(&without).expect("a file").len() < 1 << 20);
+
+    let restored = |files: &[&str]| {
+        cluster.ok(&[&["dc", "restore"][..], files, &["--name", "copy"]].concat());
+        assert_eq!(cluster.sh("copy", "n2", "cat /dc/page"), "page\n");
+        let disks = cluster.json(&["disk", "ls", "copy", "-o", "json"]);
+        let copies = |disk: usize| disks[disk]["copies"].as_array().map_or(0, Vec::len);
+        assert_eq!((copies(1), copies(2)), (2, 0), "{disks}");
+        let found = (image(&cluster, "copy", "data", 10821), image(&cluster, "copy", "scratch", 10821));
+        cluster.ok(&["dc", "delete", "--force", "copy"]);
+        found
+    };
+    assert!(restored(&[&whole]) == (data, scratch.clone()));
+    assert!(restored(&[&whole, &changed]) == (later, scratch));
+    let (empty, _) = restored(&[&without]);
+    assert!(empty.iter().all(|byte| *byte == 0));
+
+    // One bit of a disk's content, in a file and out of a pipe.
+    let mut bytes = fs::read(&whole).expect("a file");
+    let at = bytes.windows(4096).position(|block| block.iter().all(|byte| *byte == 2)).expect("it is there");
+    bytes[at] ^= 1;
+    let flipped = path("flipped");
+    fs::write(&flipped, &bytes).expect("a file");
+    for script in [
+        format!("{} dc restore {flipped} --name copy", dvs_binary().display()),
+        format!("cat {flipped} | {} dc restore - --name copy", dvs_binary().display()),
+    ] {
+        let done = bash(&cluster, &script).output().expect("bash starts");
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(done.status.code() == Some(1) && said.contains("disk 'data'"), "{said}");
+        assert_eq!(names(&cluster), ["shop"]);
+    }
+}
+
+/// Writes a number to a block of each MiB of a disk, one after the other, round by round.
+const NUMBERS: &str = r#"
+import socket, struct, sys
+s = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+def get(count):
+    got = b""
+    while len(got) < count:
+        more = s.recv(count - len(got))
+        if not more: sys.exit(0)
+        got += more
+    return got
+get(18)
+# No zeros behind the answer, and the export by its name.
+s.sendall(struct.pack(">I", 3) + b"IHAVEOPT" + struct.pack(">II", 1, len(sys.argv[2])) + sys.argv[2].encode())
+get(10)
+number = 0
+while True:
+    number += 1
+    for mib in range(int(sys.argv[3])):
+        s.sendall(struct.pack(">IHHQQI", 0x25609513, 0, 1, 0, mib << 20, 4096) + struct.pack("<Q", number) * 512)
+        get(16)
+    if number == 3: open(sys.argv[4], "w").close()
+"#;
+
+#[test]
+fn disk_is_in_a_backup_as_at_one_moment_while_a_client_writes() {
+    if !has("nbdcopy", "libnbd-bin") {
+        return;
+    }
+    let cluster = Cluster::up(2);
+    let description = cluster.state_dir().join("dc.toml");
+    fs::write(&description, WITH_DISKS).expect("written");
+    cluster.ok(&["dc", "create", "-f", description.to_str().expect("text"), "--start"]);
+    for (disk, mib) in [("data", 64), ("scratch", 32)] {
+        let path = |name: &str| cluster.state_dir().join(format!("{disk}-{name}")).to_str().expect("text").to_owned();
+        cluster.ok(&["disk", "export", "shop", disk, "--node", "n1", "--listen", "127.0.0.1:10829"]);
+        let (begun, mib_text) = (path("begun"), mib.to_string());
+        let words =
+            ["dev", "exec", "n1", "--", "timeout", "60", "python3", "-c", NUMBERS, "10829", disk, &mib_text, &begun];
+        let mut writer = cluster.command(&words).spawn().expect("it starts");
+        eventually("it writes", SOON, || fs::exists(&begun).ok()?.then_some(()));
+        let file = path("backup");
+        cluster.ok(&["dc", "backup", "shop", &file]);
+        // Cut off, it ends.
+        cluster.ok(&["disk", "unexport", "shop"]);
+        writer.wait().expect("it ends");
+        cluster.ok(&["dc", "restore", &file, "--name", "copy", "--no-ports"]);
+        let found = image(&cluster, "copy", disk, 10830);
+        cluster.ok(&["dc", "delete", "--force", "copy"]);
+        let numbers: Vec<u64> =
+            found.chunks(1 << 20).map(|mib| u64::from_le_bytes(mib[..8].try_into().expect("8"))).collect();
+        let (first, last) = (numbers[0], numbers[mib - 1]);
+        assert!(numbers.is_sorted_by(|one, next| one >= next) && last > 0 && first - last <= 1, "{numbers:?}");
+    }
+}
+
+const ATTRIBUTES: &str = r#"
+import os
+os.makedirs("/dc/a/b")
+for path in ["/dc/a/file", "/dc/a/b"]:
+    if path.endswith("file"): open(path, "w").write("content")
+    os.setxattr(path, "user.note", b"plain")
+    os.setxattr(path, "user.lines", b"x\n20 path=etc/passwd\n\0\xff")
+capability = bytes([1, 0, 0, 2, 10, 0, 0, 0] + [0] * 12)
+os.setxattr("/dc/a/file", "security.capability", capability)
+with open("/dc/a/holes", "wb") as file:
+    for at in [0, 5 << 20, 11 << 20]:
+        file.seek(at); file.write(b"x" * 4096)
+    file.truncate(20 << 20)
+"#;
+const ATTRIBUTES_SHOWN: &str = r#"
+import os
+for path in ["/dc/a/file", "/dc/a/b", "/dc/a/holes"]:
+    print(path, [(name, os.getxattr(path, name)) for name in sorted(os.listxattr(path))])
+print(os.stat("/dc/a/holes").st_size, os.stat("/dc/a/holes").st_blocks < 100)
+"#;
+
+#[test]
+fn attributes_holes_and_quotas_come_back() {
+    let cluster = Cluster::up(1);
+    cluster.container("shop", 1, &[]);
+    let python = |dc: &str, text: &str| cluster.ok(&["run", dc, "--", "python3", "-c", text]);
+    python("shop", ATTRIBUTES);
+    cluster.ok(&["fs", "quota", "set", "shop", "a", "--bytes", "100M", "--inodes", "50"]);
+    cluster.sh("shop", "n1", "mkdir /dc/c; head -c 600000 /dev/urandom > /dc/c/old");
+    cluster.ok(&["fs", "quota", "set", "shop", "c", "--bytes", "1M"]);
+    let quotas = |dc: &str| {
+        let all = cluster.json(&["fs", "quota", "ls", dc, "-o", "json"]);
+        let of = |quota: &serde_json::Value| [&quota["path"], &quota["bytes"], &quota["inodes"]].map(Clone::clone);
+        all.as_array().expect("a list").iter().map(of).collect::<Vec<_>>()
+    };
+    let place = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| place.path().join(name).to_str().expect("text").to_owned();
+    let (whole, changed) = (path("whole"), path("changed"));
+    cluster.ok(&["dc", "backup", "shop", &whole, "--keep"]);
+    assert!(fs::metadata(&whole).expect("a file").len() < 2 << 20, "holes take no room");
+    let (was, limits) = (python("shop", ATTRIBUTES_SHOWN), quotas("shop"));
+    assert!(was.contains("security.capability") && was.contains("True"), "{was}");
+
+    // What goes with GNU tar.
+    let tar = format!("mkdir {0}.d; tar --warning=no-unknown-keyword -xf {0} -C {0}.d", whole);
+    shell(&cluster, &tar);
+    assert_eq!(fs::read(format!("{whole}.d/a/file")).expect("a file"), b"content");
+
+    cluster.sh("shop", "n1", "cd /dc; rm c/old; head -c 700000 /dev/urandom > c/new; mkdir d");
+    let change = "import os; os.removexattr('/dc/a/b', 'user.note'); os.setxattr('/dc/a/file', 'user.note', b'other')";
+    python("shop", change);
+    cluster.ok(&["fs", "quota", "set", "shop", "c", "--bytes", "2M"]);
+    cluster.ok(&["fs", "quota", "rm", "shop", "a"]);
+    cluster.ok(&["fs", "quota", "set", "shop", "d", "--inodes", "9"]);
+    cluster.ok(&["dc", "backup", "shop", &changed, "--since", &whole, "--keep"]);
+
+    cluster.ok(&["dc", "restore", &whole, "--name", "copy"]);
+    assert_eq!((python("copy", ATTRIBUTES_SHOWN), quotas("copy")), (was, limits));
+    cluster.ok(&["dc", "delete", "--force", "copy"]);
+    cluster.ok(&["dc", "restore", &whole, &changed, "--name", "copy"]);
+    assert_eq!(python("copy", ATTRIBUTES_SHOWN), python("shop", ATTRIBUTES_SHOWN));
+    let sorted = |mut all: Vec<[serde_json::Value; 3]>| {
+        all.sort_by_key(|quota| quota[0].to_string());
+        all
+    };
+    assert_eq!(sorted(quotas("copy")), sorted(quotas("shop")));
 }

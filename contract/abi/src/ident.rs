@@ -21,6 +21,8 @@ impl Endpoint {
     pub const IS: Endpoint = Endpoint(5);
     /// The gate that serves disks over NBD.
     pub const NBD: Endpoint = Endpoint(6);
+    /// Who reads a disk for a backup.
+    pub const COPIER: Endpoint = Endpoint(7);
     /// Disks are `DISK + index`, at most [`limits::DISKS_PER_DC`] of them.
     pub const DISK: Endpoint = Endpoint(16);
     /// Copies of replicated disks are `COPY + number`, at most [`limits::COPIES_PER_DC`] of them.

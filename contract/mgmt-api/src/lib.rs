@@ -10,6 +10,7 @@
 
 mod access;
 mod bytes;
+pub mod content;
 mod dc;
 mod doctor;
 mod egress;

@@ -97,6 +97,9 @@ pub const DISK: &str = "/v1/dcs/{dc}/disks/{disk}";
 /// becomes what that has; 200 with [`crate::Dc`] when that has begun, and again while it goes on. What was found says
 /// [`crate::DiskCopies::verification`] of [`DC`]. 409: the container does not run.
 pub const DISK_VERIFY: &str = "/v1/dcs/{dc}/disks/{disk}/verify";
+/// GET, POST, both with `Upgrade: dvs-stream`: what is on a disk without a file tree, as [`crate::content`] has it, as
+/// output of the stream, or as its input.
+pub const DISK_CONTENT: &str = "/v1/dcs/{dc}/disks/{disk}/content";
 /// POST [`crate::DcNodeRequest`]: a disk has a copy on this node, too; 200 with [`crate::Dc`] when that runs there and
 /// gets what there is. A disk without copies has two from then on. Again: the same answer.
 pub const REPLICAS: &str = "/v1/dcs/{dc}/disks/{disk}/replicas";

@@ -294,6 +294,10 @@ routes! {
     DiskVerify "disk-verify": Post DISK_VERIFY OPERATOR, Changes,
         &[truth("repair", "What differs becomes what the primary has.")], None => Answer::One("Dc");
         "The current copies of a disk are compared with its primary's; answered when that has begun."
+    DiskRead "disk-read": Get DISK_CONTENT OPERATOR, Reads, &[], None => Answer::Stream;
+        "What is on a disk that has no file tree, for a backup, which the client hears as output."
+    DiskFill "disk-fill": Post DISK_CONTENT OPERATOR, Changes, &[], None => Answer::Stream;
+        "Fills a disk that has no file tree from a backup, which the client sends as input."
     ReplicaAdd "replica-add": Post REPLICAS OPERATOR, Changes, &[], Some("DcNodeRequest") => Answer::One("Dc");
         "A disk of a container has one copy more; answered when its node has begun to get what there is."
     ReplicaRemove "replica-remove": Delete REPLICA OPERATOR, Changes,
@@ -423,9 +427,8 @@ mod tests {
             DcCreate | DcChange | DcDelete | DcStart | DcStop | DcPause | DcUnpause | DcRename | DcNodeAdd
             | DcNodeRemove | Run | Signal | Attach | Logs | Exec | Import | Export | PortAdd | PortRemove
             | ServiceAdd | ServiceRemove | ServiceStart | ServiceStop | ServiceRestart | ServiceMove | ServerMove
-            | DiskCreate | DiskChange | DiskDelete | DiskVerify | ReplicaAdd | ReplicaRemove | ReplicaPromote => {
-                [false, false, true, true, true, true]
-            }
+            | DiskCreate | DiskChange | DiskDelete | DiskVerify | DiskRead | DiskFill | ReplicaAdd | ReplicaRemove
+            | ReplicaPromote => [false, false, true, true, true, true],
             Settings | NodeChange | NodeRemove | Authority | AuthorityRotate | Tokens | TokenCreate | TokenRemove
             | Accesses | AccessCreate | AccessRemove | Audit => [false, false, false, true, true, true],
             Facts | Backup | Upgrade | UpgradeDaemon | UpgradeServers => [false, false, false, false, true, true],

@@ -14,6 +14,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::operation::{Empty, operations, replies, words};
 
 pub const BLOCK_BYTES: u32 = 4096;
+/// What is read as one by who reads all of a disk.
+pub const EXTENT_BYTES: u64 = 1 << 20;
 /// Spans of one [`Readv`].
 pub const SPANS_MAX: usize = 256;
 
@@ -38,7 +40,7 @@ operations! {
     INFO = 16: repeatable Info {} -> VolumeInfo [];
 
     /// Reply data: the bytes.
-    READ = 17: repeatable Read { offset: u64, bytes: u64 } -> Empty [];
+    READ = 17: repeatable Read { offset: u64, bytes: u64 } -> Empty [TimedOut];
 
     /// Request data: the bytes.
     WRITE = 18: repeatable Write { durability: Durability, offset: u64 } -> Empty [NoSpace, ReadOnly, Access];
@@ -63,6 +65,16 @@ operations! {
     /// Reads another copy of the disk than the one that is read usually: what that one has may be damaged. `which`
     /// counts them from 0; `ENXIO`: so many there are not. Reply data: the bytes. Nobody may write there meanwhile.
     READ_OTHER = 24: repeatable ReadOther { which: u64, offset: u64, bytes: u64 } -> Empty [NoAddress];
+
+    /// The asker's ring reads the disk from now on as it is at this moment, each extent of [`EXTENT_BYTES`] once and as
+    /// a whole: whoever changes one that it has not read waits until it has. Answered when all that was begun before
+    /// has ended; over with the ring. `EBUSY`: another one does so. When others wait too long its reads, and this, are
+    /// answered with `ETIMEDOUT`.
+    FREEZE = 25: repeatable Freeze {} -> Empty [Busy, TimedOut];
+
+    /// Of who reads so: extents that somebody waits for. Reply data: their numbers, u64 little-endian, none when nobody
+    /// has waited for so long.
+    WANTED = 26: repeatable Wanted { for_ms: u64 } -> Empty [TimedOut];
 }
 
 replies! {

@@ -95,6 +95,41 @@ pub enum ToPortGate {
     Count,
     /// Takes nothing new, and ends with its last connection.
     Leave,
+    /// Addresses that programs which get out never reach, in place of those that were told before; in as many packets
+    /// as it takes.
+    Never {
+        part: NeverPart,
+        addresses: Vec<IpAddr>,
+    },
+}
+
+/// Which packet of several.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NeverPart {
+    pub is_first: bool,
+    /// From now on they hold.
+    pub is_last: bool,
+}
+
+/// Of all packets together: what a gate keeps.
+pub const NEVER_MAX: usize = 1 << 17;
+/// Of one packet, with the longest.
+pub const NEVER_PER_PACKET: usize = (PORT_PACKET_BYTES_MAX - 3) / 17;
+
+impl ToPortGate {
+    /// These addresses, packet by packet.
+    pub fn never(addresses: &[IpAddr]) -> Vec<ToPortGate> {
+        let mut chunks: Vec<&[IpAddr]> = addresses.chunks(NEVER_PER_PACKET).collect();
+        if chunks.is_empty() {
+            chunks.push(&[]);
+        }
+        let last = chunks.len() - 1;
+        let packet = |(at, chunk): (usize, &[IpAddr])| {
+            let part = NeverPart { is_first: at == 0, is_last: at == last };
+            ToPortGate::Never { part, addresses: chunk.to_vec() }
+        };
+        chunks.into_iter().enumerate().map(packet).collect()
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,6 +155,7 @@ const COUNT: u8 = 3;
 const LEAVE: u8 = 4;
 /// Not [`NODES`], of which gates of the release before know one form.
 const NODES_WITH_IPV6: u8 = 5;
+const NEVER: u8 = 6;
 
 impl ToPortGate {
     pub fn encode(&self) -> Vec<u8> {
@@ -145,6 +181,10 @@ impl ToPortGate {
             }
             ToPortGate::Count => bytes.push(COUNT),
             ToPortGate::Leave => bytes.push(LEAVE),
+            ToPortGate::Never { part, addresses } => {
+                bytes.extend([NEVER, u8::from(part.is_first) | u8::from(part.is_last) << 1]);
+                addresses.iter().for_each(|address| encode_address(*address, &mut bytes));
+            }
         }
         bytes
     }
@@ -189,6 +229,15 @@ impl ToPortGate {
             }
             COUNT => ToPortGate::Count,
             LEAVE => ToPortGate::Leave,
+            NEVER => {
+                let bits = Some(bytes.byte()?).filter(|bits| *bits < 4).ok_or(BadPortPacket)?;
+                let part = NeverPart { is_first: bits & 1 != 0, is_last: bits & 2 != 0 };
+                let mut addresses = Vec::new();
+                while !bytes.0.is_empty() {
+                    addresses.push(decode_address(&mut bytes)?);
+                }
+                ToPortGate::Never { part, addresses }
+            }
             _ => return Err(BadPortPacket),
         };
         if bytes.0.is_empty() { Ok(told) } else { Err(BadPortPacket) }
@@ -216,16 +265,7 @@ impl NodeAddress {
 impl PortName {
     fn encode(&self, bytes: &mut Vec<u8>) {
         bytes.push(u8::from(self.transport == PortTransport::Udp));
-        match self.address {
-            IpAddr::V4(address) => {
-                bytes.push(4);
-                bytes.extend(address.octets());
-            }
-            IpAddr::V6(address) => {
-                bytes.push(6);
-                bytes.extend(address.octets());
-            }
-        }
+        encode_address(self.address, bytes);
         bytes.extend(self.port.to_le_bytes());
     }
 
@@ -235,12 +275,29 @@ impl PortName {
             1 => PortTransport::Udp,
             _ => return Err(BadPortPacket),
         };
-        let address = match bytes.byte()? {
-            4 => Ipv4Addr::from(bytes.take::<4>()?).into(),
-            6 => Ipv6Addr::from(bytes.take::<16>()?).into(),
-            _ => return Err(BadPortPacket),
-        };
+        let address = decode_address(bytes)?;
         Ok(PortName { transport, address, port: bytes.half()? })
+    }
+}
+
+fn encode_address(address: IpAddr, bytes: &mut Vec<u8>) {
+    match address {
+        IpAddr::V4(address) => {
+            bytes.push(4);
+            bytes.extend(address.octets());
+        }
+        IpAddr::V6(address) => {
+            bytes.push(6);
+            bytes.extend(address.octets());
+        }
+    }
+}
+
+fn decode_address(bytes: &mut Bytes<'_>) -> Result<IpAddr, BadPortPacket> {
+    match bytes.byte()? {
+        4 => Ok(Ipv4Addr::from(bytes.take::<4>()?).into()),
+        6 => Ok(Ipv6Addr::from(bytes.take::<16>()?).into()),
+        _ => Err(BadPortPacket),
     }
 }
 
@@ -318,6 +375,8 @@ mod tests {
             ToPortGate::Nodes(mixed),
             ToPortGate::Count,
             ToPortGate::Leave,
+            ToPortGate::never(&[]).remove(0),
+            ToPortGate::never(&[IpAddr::V6(Ipv6Addr::LOCALHOST), Ipv4Addr::LOCALHOST.into()]).remove(0),
         ];
         for told in all {
             let whole = told.encode();
@@ -334,6 +393,20 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn many_addresses_come_in_packets_of_which_one_is_the_first_and_one_the_last() {
+        let all = vec![IpAddr::V6(Ipv6Addr::LOCALHOST); 2 * NEVER_PER_PACKET + 1];
+        let packets = ToPortGate::never(&all);
+        let mut told = Vec::new();
+        for (at, packet) in packets.iter().enumerate() {
+            assert!(packet.encode().len() <= PORT_PACKET_BYTES_MAX);
+            let ToPortGate::Never { part, addresses } = packet else { panic!("{packet:?}") };
+            assert_eq!((part.is_first, part.is_last), (at == 0, at == 2));
+            told.extend(addresses);
+        }
+        assert_eq!((packets.len(), told), (3, all.iter().collect()));
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //! | `server` | connections and their threads |
 //! | `disk` | a container's disk as a store |
 //! | `spawn` | the process `dvs gate nbd` |
+//! | `copier` | the process `dvs gate disk`, which reads or fills a container's disk for a backup |
 //!
 //! All connections to an export are to one store, and a flush of one covers what all have been told is written: clients
 //! may use several (`CAN_MULTI_CONN`).
@@ -20,6 +21,7 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 mod bytes;
+mod copier;
 mod disk;
 mod negotiation;
 mod server;
@@ -28,6 +30,7 @@ mod store;
 mod tls;
 mod wire;
 
+pub use copier::main_from_spawn as main_of_copier;
 pub use server::{Exporter, NbdListener};
 pub use spawn::main_from_spawn;
 pub use store::{BlockStore, STORE_BLOCK_BYTES};

@@ -3,6 +3,7 @@
 //! Everything that a program sends to an address that is none of its container's is heard by the gate, which has that
 //! address as its own end (`sys::sk_lookup`); what is allowed it sends on from the node. [`Policy`] is pure.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,6 +15,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use sys::ns::Kinds;
 use vos_api::ports::RESOLVER;
 
+use crate::names;
 use crate::recent::Recent;
 
 const DNS: u16 = 53;
@@ -45,12 +47,17 @@ fn is_within(address: IpAddr, network: IpAddr, prefix_bits: u8) -> bool {
 pub struct Policy {
     pub allowed: Vec<Allowed>,
     /// Addresses of the cluster's nodes: their doors are none of the container's.
-    pub never: Vec<IpAddr>,
+    pub never: BTreeSet<IpAddr>,
     /// The node's own name server, which programs reach at [`RESOLVER`].
     pub resolver: Option<SocketAddr>,
 }
 
 impl Policy {
+    /// Whether that is how programs reach the node's name server.
+    pub fn is_resolver(to: SocketAddr) -> bool {
+        to == SocketAddr::new(RESOLVER.into(), DNS)
+    }
+
     /// The same, without what turns out to be an address of the node, in whose network the calling thread is.
     pub fn way_of_node(&self, to: SocketAddr) -> Option<SocketAddr> {
         let way = self.way(to)?;
@@ -61,7 +68,7 @@ impl Policy {
 
     /// Where something for an address goes. `None`: nowhere.
     pub fn way(&self, to: SocketAddr) -> Option<SocketAddr> {
-        if to.ip() == IpAddr::V4(RESOLVER) && to.port() == DNS {
+        if Policy::is_resolver(to) {
             return self.resolver;
         }
         let is_kept_from = |address: IpAddr| is_reserved(address) || self.never.contains(&address);
@@ -231,6 +238,25 @@ struct OutFlow {
     /// Speaks as whom the program meant.
     inside: OwnedFd,
     outside: OwnedFd,
+    /// To the node's name server.
+    is_of_names: bool,
+}
+
+impl OutFlow {
+    /// A datagram from one side, to the other one. That it is lost is no error.
+    fn pass(&self, from: FlowSide, datagram: &[u8]) {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let is_kept = self.is_of_names && names::mentions_cluster(datagram);
+        let _ = match from {
+            FlowSide::Inside if is_kept => match names::answer(datagram) {
+                Some(answer) => send(&self.inside, &answer, flags),
+                None => return,
+            },
+            FlowSide::Outside if is_kept => return,
+            FlowSide::Inside => send(&self.outside, datagram, flags),
+            FlowSide::Outside => send(&self.inside, datagram, flags),
+        };
+    }
 }
 
 /// Datagrams that leave and their answers, by numbers that the gate gives.
@@ -276,12 +302,13 @@ impl OutFlows {
             let family = if way.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
             let outside = socket_with(family, SocketType::DGRAM, flags, None)?;
             connect(&outside, &way)?;
-            let flow = OutFlow { inside: insider.speak_as(to, from)?, outside };
+            let is_of_names = Policy::is_resolver(to);
+            let flow = OutFlow { inside: insider.speak_as(to, from)?, outside, is_of_names };
             self.0.insert(pair, fresh, flow, now_ms);
         }
         self.0.used(number, now_ms);
         if let Some(flow) = self.0.get(number) {
-            let _ = send(&flow.outside, datagram, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            flow.pass(FlowSide::Inside, datagram);
         }
         Ok(known.is_none())
     }
@@ -290,16 +317,15 @@ impl OutFlows {
     pub fn carry(&mut self, number: u64, side: FlowSide, buffer: &mut [u8], now_ms: u64, most: usize) {
         let Some(flow) = self.0.get(number) else { return };
         let mut has_carried = false;
-        let (from, to) = match side {
-            FlowSide::Inside => (&flow.inside, &flow.outside),
-            FlowSide::Outside => (&flow.outside, &flow.inside),
+        let from = match side {
+            FlowSide::Inside => &flow.inside,
+            FlowSide::Outside => &flow.outside,
         };
         for _ in 0..most {
             match recv(from, &mut *buffer, RecvFlags::DONTWAIT) {
                 Ok((bytes, _)) => {
                     has_carried = true;
-                    let datagram = buffer.get(..bytes).unwrap_or_default();
-                    let _ = send(to, datagram, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+                    flow.pass(side, buffer.get(..bytes).unwrap_or_default());
                 }
                 // That nobody listened: whoever asked waits, and asks again.
                 Err(Errno::INTR | Errno::CONNREFUSED | Errno::HOSTUNREACH | Errno::NETUNREACH) => (),
@@ -329,7 +355,7 @@ mod tests {
         let any = |network: &str| Allowed { network: network.parse().unwrap(), prefix_bits: 0, port: None };
         let policy = Policy {
             allowed: vec![any("0.0.0.0"), any("::")],
-            never: ["192.0.2.1", "2001:db8::1"].map(|node| node.parse().unwrap()).to_vec(),
+            never: ["192.0.2.1", "2001:db8::1"].map(|node| node.parse().unwrap()).into(),
             resolver: Some("127.0.0.53:53".parse().unwrap()),
         };
         for may in ["198.51.100.7:443", "[2001:db8::7]:443", "[fd00::7]:1", "[64:ff9b::c633:6407]:80"] {

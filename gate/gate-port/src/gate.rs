@@ -21,8 +21,8 @@ use rustix::net::{
     recvfrom, sendto, socket_with, sockopt,
 };
 use vos_api::ports::{
-    COUNTS_PER_PACKET, Introduction, NodeAddresses, PORT_PACKET_BYTES_MAX, PORTS_MAX, PortCounts, PortName,
-    PortTransport, ToPortGate,
+    COUNTS_PER_PACKET, Introduction, NEVER_MAX, NeverPart, NodeAddresses, PORT_PACKET_BYTES_MAX, PORTS_MAX, PortCounts,
+    PortName, PortTransport, ToPortGate,
 };
 
 use crate::datagrams::{DATAGRAM_BYTES_MAX, Flows};
@@ -118,6 +118,8 @@ pub struct WayOut {
 
 struct Leaving {
     way: WayOut,
+    /// Addresses that are being told.
+    never: Vec<IpAddr>,
     flows: OutFlows,
 }
 
@@ -192,7 +194,7 @@ impl PortGate {
                 self.watch(socket, token, epoll::EventFlags::IN)?;
             }
         }
-        self.leaving = Some(Leaving { way, flows: OutFlows::default() });
+        self.leaving = Some(Leaving { way, never: Vec::new(), flows: OutFlows::default() });
         Ok(self)
     }
 
@@ -310,6 +312,7 @@ impl PortGate {
                 (Ok(ToPortGate::Close(name)), _) => self.ports.retain(|_, port| port.name != name),
                 (Ok(ToPortGate::Nodes(nodes)), _) => self.nodes = nodes,
                 (Ok(ToPortGate::Count), _) => self.tell_counts(),
+                (Ok(ToPortGate::Never { part, addresses }), _) => self.keep_from(part, addresses),
                 (Ok(ToPortGate::Leave), _) => {
                     self.leave();
                     return true;
@@ -347,6 +350,21 @@ impl PortGate {
         // Its end is none of this gate's business any more.
         if let Err(cause) = epoll::delete(&self.epoll, &self.control) {
             tracing::error!(%cause, "the daemon is still listened to");
+        }
+    }
+
+    /// What goes on already goes on.
+    fn keep_from(&mut self, part: NeverPart, addresses: Vec<IpAddr>) {
+        let Some(Leaving { way, never, .. }) = &mut self.leaving else { return };
+        if part.is_first {
+            never.clear();
+        }
+        never.extend(addresses);
+        // A cluster has not so many; what was told before holds.
+        never.truncate(NEVER_MAX);
+        if part.is_last {
+            way.policy.never = std::mem::take(never).into_iter().collect();
+            tracing::info!(addresses = way.policy.never.len(), "the cluster's nodes have other addresses");
         }
     }
 
@@ -601,7 +619,10 @@ impl PortGate {
         };
         let token = epoll::EventData::new_u64(Token::Node(number).number());
         let watched = epoll::modify(&self.epoll, &socket, token, stream_flags());
-        let mut relay = Relay::new(client, socket, first);
+        // Programs that go out to the node's name server.
+        let is_of_names = port == OUT && meant(&client).is_some_and(Policy::is_resolver);
+        let relay = Relay::new(client, socket, first);
+        let mut relay = if is_of_names { relay.with_sieves() } else { relay };
         relay.hear(Side::Client, said);
         self.links.insert(number, Link::Relaying { port, relay });
         match watched {
@@ -623,7 +644,7 @@ impl PortGate {
         let now = self.now_ms();
         for _ in 0..TURN_MAX {
             let fresh = self.number();
-            let Some(Leaving { way, flows }) = &mut self.leaving else { return };
+            let Some(Leaving { way, flows, .. }) = &mut self.leaving else { return };
             let Some(ears) = usize::try_from(at).ok().and_then(|at| way.ears.get(at)) else { return };
             let (bytes, from, to) = match sys::sk_lookup::receive(&ears.datagrams, &mut self.datagram[..]) {
                 Ok(taken) => taken,

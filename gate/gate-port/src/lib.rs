@@ -22,6 +22,7 @@ mod dial;
 mod egress;
 mod gate;
 mod introduction;
+mod names;
 mod recent;
 mod relay;
 mod spawn;

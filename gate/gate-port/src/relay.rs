@@ -16,6 +16,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
+use crate::names::Sieve;
+
 /// Of what is read at once, and so the most that is put aside for a way. Whoever makes many connections and takes
 /// nothing from them fills so much of each.
 pub const CHUNK_BYTES: usize = 16 << 10;
@@ -118,6 +120,8 @@ struct Way {
     takes: bool,
     /// The end lies behind what came, so a short read does not say that there is nothing more.
     ends: bool,
+    /// What comes are messages to or from a name server.
+    sieve: Option<Sieve>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -145,6 +149,14 @@ impl Relay {
             let _ = sockopt::set_socket_keepalive(socket, true);
         }
         Relay { client, node, to_node: Way::new(first), to_client: Way::new(Vec::new()) }
+    }
+
+    /// To the node's name server, of which nothing of the cluster is learnt.
+    pub fn with_sieves(mut self) -> Relay {
+        for way in [&mut self.to_node, &mut self.to_client] {
+            way.sieve = Some(Sieve::default());
+        }
+        self
     }
 
     /// The kernel says so of a side.
@@ -199,7 +211,17 @@ pub fn reset(socket: OwnedFd) {
 impl Way {
     /// Whether there is something to do is found out at first.
     fn new(rest: Vec<u8>) -> Way {
-        Way { rest, sent: 0, pipe: None, in_pipe: 0, state: WayState::Open, comes: true, takes: true, ends: false }
+        Way {
+            rest,
+            sent: 0,
+            pipe: None,
+            in_pipe: 0,
+            state: WayState::Open,
+            comes: true,
+            takes: true,
+            ends: false,
+            sieve: None,
+        }
     }
 
     fn pump(&mut self, from: &OwnedFd, to: &OwnedFd, means: &mut Means) -> io::Result<Progress> {
@@ -233,10 +255,16 @@ impl Way {
                 Ok((0, _)) => self.state = WayState::Ending,
                 Ok((bytes, _)) => {
                     self.comes = bytes == CHUNK_BYTES || self.ends;
-                    self.put(to, means.chunk.get(..bytes).unwrap_or_default())?;
-                    if bytes == CHUNK_BYTES {
-                        self.pipe = means.pipes.take();
-                    }
+                    let came = means.chunk.get(..bytes).unwrap_or_default();
+                    let Some(sieve) = &mut self.sieve else {
+                        self.put(to, came)?;
+                        if bytes == CHUNK_BYTES {
+                            self.pipe = means.pipes.take();
+                        }
+                        continue;
+                    };
+                    let passes = sieve.take(came).map_err(|_| io::Error::from(io::ErrorKind::PermissionDenied))?;
+                    self.put(to, &passes)?;
                 }
                 Err(Errno::AGAIN) => self.comes = false,
                 Err(Errno::INTR) => (),

@@ -4,6 +4,10 @@
 //! sockets and who the nodes are). It enters the namespace first, and gives up its privileges then: what it can reach
 //! is what a program of the container can, and what it listens at was given to it.
 
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
+use std::net::IpAddr;
 use std::process::ExitCode;
 
 use sys::harden::{Identity, give_up_privileges, restrict_system_calls};
@@ -33,7 +37,7 @@ pub fn main_from_spawn() -> ExitCode {
 /// Runs `dvs gate egress`: in the network namespace of the node, where it stays, with the sockets on which programs of
 /// the container are heard (`stream`, `datagrams`, and of IPv6 `stream6`, `datagrams6` where there is a way out for
 /// it), and one thread that is inside and makes sockets there (`net`). Options: `allowed` (of each network address,
-/// prefix and port, 0 for all), `never` (addresses), `resolver`.
+/// prefix and port, 0 for all), `resolver`. A file `never` has addresses.
 pub fn main_of_egress() -> ExitCode {
     run("egress", let_out)
 }
@@ -54,9 +58,10 @@ fn run(name: &str, gate: fn() -> Result<PortGateEnd, Failure>) -> ExitCode {
 
 fn let_out() -> Result<PortGateEnd, Failure> {
     let mut spawn = Spawn::from_env()?;
-    let policy = policy_of(&spawn)?;
+    let mut policy = policy_of(&spawn)?;
     let mut take = |name: &'static str| spawn.take_fd(name).ok_or(SpawnError::Missing(name));
     let (net, control) = (take("net")?, take("control")?);
+    policy.never = never_of(File::from(take("never")?))?;
     let mut ears = vec![OutEars { stream: take("stream")?, datagrams: take("datagrams")? }];
     let of_ipv6 = spawn.take_fd("stream6").zip(spawn.take_fd("datagrams6"));
     ears.extend(of_ipv6.map(|(stream, datagrams)| OutEars { stream, datagrams }));
@@ -86,9 +91,15 @@ fn policy_of(spawn: &Spawn) -> Result<Policy, SpawnError> {
                 .ok_or_else(|| bad("allowed"))?,
         })
     });
-    let never = list("never")?.iter().map(|node| address(node).ok_or_else(|| bad("never")));
     let resolver = spawn.option_str("resolver")?.map(str::parse).transpose().map_err(|_| bad("resolver"))?;
-    Ok(Policy { allowed: allowed.collect::<Result<_, _>>()?, never: never.collect::<Result<_, _>>()?, resolver })
+    Ok(Policy { allowed: allowed.collect::<Result<_, _>>()?, never: BTreeSet::new(), resolver })
+}
+
+/// An address in a line: more than an option may have.
+fn never_of(mut file: File) -> Result<BTreeSet<IpAddr>, Failure> {
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    text.lines().map(|line| Ok(line.parse()?)).collect()
 }
 
 fn serve() -> Result<PortGateEnd, Failure> {

@@ -465,6 +465,16 @@ impl Client {
         self.json(Method::GET, &named(path::DC_CHANNELS, &[("dc", dc)]), NONE, ASK_SECONDS).await
     }
 
+    /// What is on a disk without a file tree comes out as output (`mgmt_api::content`).
+    pub async fn read_disk(&self, dc: &str, disk: &str) -> Result<Stream, Error> {
+        self.upgrade(Method::GET, &named(path::DISK_CONTENT, &[("dc", dc), ("disk", disk)]), NONE).await
+    }
+
+    /// It goes in as input, `Exit` comes out.
+    pub async fn fill_disk(&self, dc: &str, disk: &str) -> Result<Stream, Error> {
+        self.upgrade(Method::POST, &named(path::DISK_CONTENT, &[("dc", dc), ("disk", disk)]), NONE).await
+    }
+
     /// A tar stream goes in as input, `Exit` comes out.
     pub async fn import(&self, dc: &str, destination: &str, how: &Unpacked<'_>) -> Result<Stream, Error> {
         let Unpacked { node, top, mine } = how;

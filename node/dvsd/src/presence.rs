@@ -24,8 +24,8 @@ use crate::transports::{self, Transport};
 const LEASE: Duration = Duration::from_secs(5);
 /// Between attempts to come back, and the longest a stop waits for the thread.
 const RETRY: Duration = Duration::from_millis(250);
-/// Of IPv6, of one machine, in its record.
-const ADDRESSES_MAX: usize = 64;
+/// Of IPv6, of one machine, in its record. Of one that has more, containers reach the doors at the others.
+const ADDRESSES_MAX: usize = 512;
 const NODE_IDS: std::ops::RangeInclusive<u32> = 1..=abi::limits::NODES_PER_CLUSTER as u32;
 
 #[derive(Debug, thiserror::Error)]
@@ -110,6 +110,16 @@ impl Ipv6OfNode {
             found => found.is_ok(),
         };
         let mut addresses = Links::here()?.addresses_ipv6()?;
+        if addresses.len() > ADDRESSES_MAX {
+            let more = addresses.len() - ADDRESSES_MAX;
+            tracing::warn!(
+                most = ADDRESSES_MAX,
+                more,
+                "containers with a way out are not kept from all addresses of IPv6"
+            );
+        }
+        // The same ones, whatever the order.
+        addresses.sort_unstable();
         addresses.truncate(ADDRESSES_MAX);
         Ok(Ipv6OfNode { is_there, addresses })
     }

@@ -14,6 +14,9 @@
 //! front of TCP, UDP, SCTP and ICMPv6 stands at most the header of a fragment: all others are not for networks of this
 //! kind, and whoever looks behind one would have to look behind any number of them. What a fragment is of, the first
 //! one says.
+//!
+//! A load beyond the end of a frame ends a program with 0, which lets the frame pass. So before each load stands the
+//! question whether the frame is long enough.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -113,7 +116,7 @@ fn program(bounds: &Bounds) -> Vec<Step> {
 
     let [_, _, _, _, m4, _] = bounds.mac;
     let (high, low) = halves(bounds.mac);
-    let mut steps = Vec::new();
+    let mut steps = at_least(BODY).to_vec();
     let always = [
         Need::Byte(VLAN_TAG_PRESENT, 0),
         Need::Word(6, high),
@@ -145,7 +148,7 @@ fn ipv4(bounds: &Bounds) -> Vec<Step> {
     const DESTINATION: u32 = BODY + 16;
     let (network, mask) = (u32::from(bounds.subnet.base()), bounds.subnet.mask());
     let needs = [Need::Word(SOURCE, bounds.address.into()), Need::Masked(DESTINATION, mask, network)];
-    all_of(&needs)
+    all_of(BODY + 20, &needs)
 }
 
 fn arp(bounds: &Bounds) -> Vec<Step> {
@@ -153,7 +156,10 @@ fn arp(bounds: &Bounds) -> Vec<Step> {
     const SENDER_ADDRESS: u32 = BODY + 14;
     let (high, low) = halves(bounds.mac);
     let address = bounds.address.into();
-    all_of(&[Need::Word(SENDER_MAC, high), Need::Half(SENDER_MAC + 4, low), Need::Word(SENDER_ADDRESS, address)])
+    all_of(
+        SENDER_ADDRESS + 4,
+        &[Need::Word(SENDER_MAC, high), Need::Half(SENDER_MAC + 4, low), Need::Word(SENDER_ADDRESS, address)],
+    )
 }
 
 fn ipv6(own: Ipv6Addr) -> Vec<Step> {
@@ -171,7 +177,7 @@ fn ipv6(own: Ipv6Addr) -> Vec<Step> {
         let bits = own.to_bits();
         (0..count as u32).map(move |word| Need::Word(at + 4 * word, (bits >> (96 - 32 * word)) as u32))
     };
-    let mut steps = Vec::new();
+    let mut steps = at_least(BODY + HEADER_BYTES).to_vec();
     require(&mut steps, &Need::Masked(BODY, 0xf000_0000, 6 << 28));
     words(SOURCE, 4).for_each(|need| require(&mut steps, &need));
     // The network: the first half.
@@ -180,7 +186,8 @@ fn ipv6(own: Ipv6Addr) -> Vec<Step> {
     let mut later = vec![load(BYTE, BODY + HEADER_BYTES)];
     UPPER.iter().chain([&ICMPV6]).for_each(|kind| later.extend(pass_if(*kind)));
     later.push(DROP);
-    let mut fragment = vec![load(HALF, POSITION), and(POSITION_MASK)];
+    let mut fragment = at_least(BODY + HEADER_BYTES + FRAGMENT_BYTES).to_vec();
+    fragment.extend([load(HALF, POSITION), and(POSITION_MASK)]);
     fragment.push(Step { code: EQUAL, if_true: later.len() as u8, if_false: 0, operand: 0 });
     fragment.extend(later);
     fragment.extend(upper(BODY + HEADER_BYTES, BODY + HEADER_BYTES + FRAGMENT_BYTES));
@@ -198,11 +205,12 @@ const ICMPV6: u32 = 58;
 /// Destination unreachable, packet too big, time exceeded, parameter problem, echo, and its answer.
 const ICMPV6_KINDS: [u32; 6] = [1, 2, 3, 4, 128, 129];
 
-/// What is in a packet that says so at one place, and begins at another.
+/// What is in a packet that says so at one place, which is there, and begins at another.
 fn upper(kind_at: u32, begins_at: u32) -> Vec<Step> {
     let mut steps = vec![load(BYTE, kind_at)];
     UPPER.iter().for_each(|kind| steps.extend(pass_if(*kind)));
     steps.extend([Step { code: EQUAL, if_true: 1, if_false: 0, operand: ICMPV6 }, DROP]);
+    steps.extend(at_least(begins_at + 1));
     steps.push(load(BYTE, begins_at));
     ICMPV6_KINDS.iter().for_each(|kind| steps.extend(pass_if(*kind)));
     steps.push(DROP);
@@ -212,6 +220,9 @@ fn upper(kind_at: u32, begins_at: u32) -> Vec<Step> {
 /// After the header of Ethernet.
 const BODY: u32 = 14;
 const EQUAL: u16 = 0x15;
+const NOT_LESS: u16 = 0x35;
+/// Loads the length of the frame.
+const LENGTH: u16 = 0x80;
 const AND: u16 = 0x54;
 const PASS: Step = Step { code: 0x06, if_true: 0, if_false: 0, operand: 0 };
 /// TC_ACT_SHOT
@@ -234,14 +245,21 @@ fn pass_if(value: u32) -> [Step; 2] {
     [Step { code: EQUAL, if_true: 0, if_false: 1, operand: value }, PASS]
 }
 
-fn all_of(needs: &[Need]) -> Vec<Step> {
-    let mut steps = Vec::new();
+/// A frame that is shorter is dropped. The length counts from the Ethernet header, at the ingress, too.
+fn at_least(bytes: u32) -> [Step; 3] {
+    let length = Step { code: LENGTH, if_true: 0, if_false: 0, operand: 0 };
+    [length, Step { code: NOT_LESS, if_true: 1, if_false: 0, operand: bytes }, DROP]
+}
+
+/// `bytes`: up to the end of the last field.
+fn all_of(bytes: u32, needs: &[Need]) -> Vec<Step> {
+    let mut steps = at_least(bytes).to_vec();
     needs.iter().for_each(|need| require(&mut steps, need));
     steps.push(PASS);
     steps
 }
 
-/// Load, mask, skip the next when equal, drop.
+/// Load, mask, skip the next when equal, drop. The field is there.
 fn require(steps: &mut Vec<Step>, need: &Need) {
     let (width, offset, mask, value) = match *need {
         Need::Word(offset, value) => (WORD, offset, None, value),
@@ -261,7 +279,7 @@ mod tests {
 
     const MAC: Mac = [0x56, 0x44, 0, 0, 7, 1];
 
-    /// Runs a program of the instructions used here; a load beyond the frame drops it, as in the kernel.
+    /// Runs a program of the instructions used here; a load beyond the frame ends it with 0, as in the kernel.
     fn run(program: &[Step], frame: &[u8]) -> u32 {
         let (mut at, mut loaded) = (0, 0u32);
         loop {
@@ -273,6 +291,9 @@ mod tests {
                 AND => loaded &= step.operand,
                 EQUAL if loaded == step.operand => at += usize::from(step.if_true),
                 EQUAL => at += usize::from(step.if_false),
+                NOT_LESS if loaded >= step.operand => at += usize::from(step.if_true),
+                NOT_LESS => at += usize::from(step.if_false),
+                LENGTH => loaded = frame.len() as u32,
                 0x30 if offset > 0xffff => loaded = 0,
                 code => {
                     let width = match code {
@@ -280,7 +301,7 @@ mod tests {
                         0x28 => 2,
                         _ => 1,
                     };
-                    let Some(bytes) = frame.get(offset..offset + width) else { return 2 };
+                    let Some(bytes) = frame.get(offset..offset + width) else { return 0 };
                     loaded = bytes.iter().fold(0, |value, byte| value << 8 | u32::from(*byte));
                 }
             }
@@ -415,5 +436,27 @@ mod tests {
         for refused in refused {
             assert_eq!(run(&program, &refused), 2, "{refused:02x?}");
         }
+    }
+
+    #[test]
+    fn no_frame_is_too_short_for_a_load_and_none_that_is_cut_passes_but_behind_what_is_looked_at() {
+        let subnet = "10.1.0.0/24".parse().unwrap();
+        let address_ipv6 = OWN.parse().ok();
+        let program = program(&Bounds { mac: MAC, address: Ipv4Addr::new(10, 1, 0, 2), subnet, address_ipv6 });
+        let peer = [0x56, 0x44, 0, 0, 7, 0];
+        let ipv4 = [&[0x45][..], &[0; 11], &[10, 1, 0, 2], &[10, 1, 0, 1]].concat();
+        let arp = [&[0; 8][..], &MAC, &[10, 1, 0, 2]].concat();
+        let ipv6 = |next_header, rest: &[u8]| packet(OWN, PEER, next_header, rest);
+        let (udp, echo) = (ipv6(17, &[]), ipv6(58, &[128]));
+        let (first, later) = (ipv6(44, &fragment(58, 0, &[128])), ipv6(44, &fragment(58, 9, &[])));
+        let kinds = [(0x0800, ipv4), (0x0806, arp), (0x86dd, udp), (0x86dd, echo), (0x86dd, first), (0x86dd, later)];
+        for (kind, body) in kinds {
+            let whole = frame(peer, MAC, kind, &body);
+            assert_eq!(run(&program, &whole), 0, "{whole:02x?}");
+            for length in 0..whole.len() {
+                assert_eq!(run(&program, &whole[..length]), 2, "{length} of {whole:02x?}");
+            }
+        }
+        assert!(program.len() <= 255, "jumps reach so far");
     }
 }

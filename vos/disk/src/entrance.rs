@@ -14,7 +14,8 @@ use vos_api::disk::Request as Ask;
 use vos_rt::{ClientId, Hello, HelloReply, Request};
 
 use crate::fence::KeptFence;
-use crate::rings::{Rings, Ticket};
+use crate::moment::{Entered, Moments};
+use crate::rings::Rings;
 
 pub struct Entrance {
     rings: Arc<Rings>,
@@ -24,6 +25,7 @@ pub struct Entrance {
     /// To whom, by its epoch, and until when.
     promised: (u32, Promised),
     began: Instant,
+    moments: Moments,
 }
 
 impl Entrance {
@@ -35,6 +37,7 @@ impl Entrance {
             fence: KeptFence::default(),
             promised: (0, Promised::at_begin(0)),
             began: Instant::now(),
+            moments: Moments::default(),
         }
     }
 
@@ -51,7 +54,9 @@ impl Entrance {
         if is_owner && let Err(refused) = self.fence.hear(hello.epochs.own) {
             return refused;
         }
-        self.rings.opened(from, client);
+        if let Some(earlier) = self.rings.opened(from, client) {
+            self.moments.closed(earlier);
+        }
         let (to, promised) = self.promised;
         // Nobody was promised anything before the first owner came.
         let is_held = to > 0 && to < self.fence.epoch() && self.now_ms() < promised.until_ms();
@@ -60,10 +65,11 @@ impl Entrance {
 
     pub fn closed(&mut self, client: ClientId) {
         self.rings.closed(client);
+        self.moments.closed(client);
     }
 
-    /// What is asked; whoever may not is answered.
-    pub fn enter(&self, request: Request) -> Option<(Request, Ticket, Ask)> {
+    /// What is asked; whoever may not is answered, and who has to wait comes by [`Entrance::tick`].
+    pub fn enter(&mut self, request: Request) -> Option<Entered> {
         // Who still asks over a ring that was replaced was replaced as well, or has asked again over the new one.
         let Some(ticket) = self.rings.begin(request.from(), request.client()) else {
             request.fail(Errno::STALE);
@@ -81,7 +87,27 @@ impl Entrance {
             request.fail(Errno::ACCESS);
             return None;
         }
-        Some((request, ticket, asked))
+        self.moments.pass((request, ticket, asked))
+    }
+
+    /// A client reads the disk of so many bytes as it is now.
+    pub fn freeze(&mut self, request: Request, bytes: u64) {
+        self.moments.freeze(request, bytes);
+    }
+
+    /// It asks which extents somebody waits for.
+    pub fn listen(&mut self, request: Request, for_ms: u64) {
+        self.moments.listen(request, for_ms);
+    }
+
+    /// When to call [`Entrance::tick`] at the latest.
+    pub fn due(&self) -> Option<Instant> {
+        self.moments.due(Instant::now())
+    }
+
+    /// What waited and goes on.
+    pub fn tick(&mut self, now: Instant) -> Vec<Entered> {
+        self.moments.tick(now)
     }
 
     /// Before the owner is told that it holds the volume. `ESTALE`: its successor came while it waited to be told.

@@ -16,6 +16,7 @@
 
 mod entrance;
 mod fence;
+mod moment;
 mod replica;
 mod rings;
 mod server;

@@ -34,17 +34,23 @@ pub struct Ticket {
     rings: Arc<Rings>,
     from: Endpoint,
     client: ClientId,
+    /// Goes with it.
+    kept: Option<Box<dyn Send + Sync>>,
 }
 
 impl Rings {
-    pub fn opened(&self, from: Endpoint, client: ClientId) {
+    /// Answers the ring that it replaces.
+    pub fn opened(&self, from: Endpoint, client: ClientId) -> Option<ClientId> {
         let mut seats = self.seats.lock();
         let seat = seats.entry(from).or_insert(Seat { newest: client, is_open: true, running: 0, older: 0 });
-        if seat.newest != client {
-            seat.older += std::mem::take(&mut seat.running);
-            seat.newest = client;
-        }
         seat.is_open = true;
+        let earlier = seat.newest;
+        if earlier == client {
+            return None;
+        }
+        seat.older += std::mem::take(&mut seat.running);
+        seat.newest = client;
+        Some(earlier)
     }
 
     pub fn closed(&self, client: ClientId) {
@@ -65,7 +71,7 @@ impl Rings {
         let mut seats = self.seats.lock();
         let seat = seats.get_mut(&from).filter(|seat| seat.newest == client)?;
         seat.running += 1;
-        Some(Ticket { rings: Arc::clone(self), from, client })
+        Some(Ticket { rings: Arc::clone(self), from, client, kept: None })
     }
 }
 
@@ -76,6 +82,11 @@ impl Seat {
 }
 
 impl Ticket {
+    /// Something that is to be dropped when the request has ended.
+    pub fn keep(&mut self, it: Box<dyn Send + Sync>) {
+        self.kept = Some(it);
+    }
+
     /// Whether requests of older rings are still under way. Once they are not, they never are again for this request,
     /// unless its own ring is replaced too.
     pub fn must_wait(&self) -> bool {

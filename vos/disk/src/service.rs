@@ -23,6 +23,7 @@ use vos_rt::{ClientId, Hello, HelloReply, PoolError, Request, Service, WorkerPoo
 use zerocopy::FromBytes;
 
 use crate::entrance::Entrance;
+use crate::moment::Entered;
 use crate::rings::Ticket;
 
 /// Threads that wait for the medium: as many transfers as a queue of a common disk takes without growing latency.
@@ -127,7 +128,28 @@ impl Service for Disk {
     }
 
     fn submit(&mut self, request: Request) {
-        let Some((request, ticket, asked)) = self.entrance.enter(request) else { return };
+        if let Some(entered) = self.entrance.enter(request) {
+            self.carry_out(entered);
+        }
+    }
+
+    fn closed(&mut self, client: ClientId) {
+        self.entrance.closed(client);
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.entrance.due()
+    }
+
+    fn tick(&mut self, now: Instant) {
+        for entered in self.entrance.tick(now) {
+            self.carry_out(entered);
+        }
+    }
+}
+
+impl Disk {
+    fn carry_out(&mut self, (request, ticket, asked): Entered) {
         match asked {
             Ask::Info(_) => self.info(request),
             Ask::Read(read) => self.read(request, ticket, read),
@@ -142,15 +164,13 @@ impl Service for Disk {
             // There is one.
             Ask::ReadOther(_) => request.fail(Errno::NXIO),
             Ask::Flush(_) => self.flush(request),
+            Ask::Freeze(_) => self.entrance.freeze(request, self.volume.bytes()),
+            Ask::Wanted(it) => self.entrance.listen(request, it.for_ms),
             Ask::Hold(_) => match self.entrance.promise(&request) {
                 Ok(()) => request.reply(Held { for_ms: TERM_MS }, 0),
                 Err(errno) => request.fail(errno),
             },
         }
-    }
-
-    fn closed(&mut self, client: ClientId) {
-        self.entrance.closed(client);
     }
 }
 

@@ -40,6 +40,7 @@ fn main() -> std::process::ExitCode {
                 "another_copy_takes_over_with_all_that_was_acknowledged",
                 another_copy_takes_over_with_all_that_was_acknowledged,
             ),
+            ("disk_is_read_as_it_was_while_others_write", disk_is_read_as_it_was_while_others_write),
             ("nothing_is_decided_while_the_engine_is_away", nothing_is_decided_while_the_engine_is_away),
             (
                 "owner_whose_successor_came_meanwhile_is_not_told_that_it_holds_the_volume",
@@ -245,6 +246,32 @@ impl Set {
 /// What block `index` holds after its `version`-th write.
 fn block(index: u64, version: u64) -> Vec<u8> {
     (index << 32 | version).to_le_bytes().repeat(BLOCK / 8)
+}
+
+fn disk_is_read_as_it_was_while_others_write() {
+    let set = Set::new(2);
+    let _copies: Vec<Process> = (0..2).map(|number| set.copy(number)).collect();
+    let _disk = set.disk(0);
+    let (reader, writer) = (set.client(), set.client());
+    let write = |index: u64, version: u64| {
+        writer.write(index * BLOCK as u64, &block(index, version), Durability::Server).expect("written");
+    };
+    (0..BLOCKS).for_each(|index| write(index, 1));
+    reader.freeze().expect("nobody else reads so");
+    std::thread::scope(|scope| {
+        let later = scope.spawn(|| (0..BLOCKS).for_each(|index| write(index, 2)));
+        // Until all is read: what is wanted, and after that the next one.
+        let mut left: Vec<u64> = (0..BLOCKS * BLOCK as u64 >> 20).rev().collect();
+        while let Some(next) = left.last().copied() {
+            let wanted = reader.wanted(Duration::from_millis(20)).expect("told");
+            let extent = wanted.into_iter().find(|extent| left.contains(extent)).unwrap_or(next);
+            left.retain(|one| *one != extent);
+            let was: Vec<u8> = (extent * 256..(extent + 1) * 256).flat_map(|index| block(index, 1)).collect();
+            assert!(reader.read(extent << 20, 1 << 20).expect("read") == was, "extent {extent}");
+        }
+        later.join().expect("all is written");
+    });
+    assert_eq!(set.client().read(0, BLOCK).expect("read"), block(0, 2));
 }
 
 fn what_is_written_is_on_all_copies() {

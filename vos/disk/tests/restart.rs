@@ -39,6 +39,8 @@ fn main() -> std::process::ExitCode {
                 "server_that_was_left_behind_ends_and_clients_go_on_at_its_successor",
                 server_that_was_left_behind_ends_and_clients_go_on_at_its_successor,
             ),
+            ("disk_is_read_as_it_was_while_others_write", disk_is_read_as_it_was_while_others_write),
+            ("reader_that_is_too_slow_loses_the_moment", reader_that_is_too_slow_loses_the_moment),
             ("large_transfers_are_split_and_come_back_whole", large_transfers_are_split_and_come_back_whole),
         ],
     )
@@ -123,6 +125,66 @@ fn acknowledged_writes_survive_two_hundred_kills_and_clients_see_no_error() {
     }
     eprintln!("{KILLS} kills, {restarts} new rings");
     assert!(restarts > 0);
+}
+
+fn disk_is_read_as_it_was_while_others_write() {
+    const EXTENT_BLOCKS: u64 = 256;
+    let (world, image) = (World::new(), Image::new());
+    let _server = start(&world, &image);
+    let client = || DiskClient::new(world.blocking(Endpoint::DISK, SIZE));
+    let (reader, writer) = (client(), client());
+    let write = |index: u64, version: u64| {
+        writer.write(index * BLOCK as u64, &block(index, version), Durability::Server).expect("written");
+    };
+    (0..BLOCKS).for_each(|index| write(index, 1));
+    let extent = |number: u64| reader.read(number << 20, 1 << 20).expect("read");
+    let as_it_was = |number: u64| {
+        let first = number * EXTENT_BLOCKS;
+        (first..first + EXTENT_BLOCKS).flat_map(|index| block(index, 1)).collect::<Vec<u8>>()
+    };
+    reader.freeze().expect("nobody else reads so");
+    assert_eq!(client().freeze(), Err(Errno::BUSY));
+    let is_written = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let later = scope.spawn(|| {
+            write(300, 2);
+            is_written.store(true, Ordering::Release);
+            write(301, 2);
+        });
+        // Also part of an extent.
+        assert_eq!(reader.read(300 * BLOCK as u64, BLOCK).expect("read"), block(300, 1));
+        assert_eq!(reader.wanted(Duration::from_secs(10)), Ok(vec![1]));
+        assert!(!is_written.load(Ordering::Acquire));
+        assert!(extent(1) == as_it_was(1));
+        later.join().expect("it goes on");
+        // Who writes where all is read waits for nobody.
+        write(302, 2);
+        assert_eq!(reader.wanted(Duration::from_millis(1)), Ok(Vec::new()));
+        let discarded = scope.spawn(|| writer.discard(0, BLOCKS * BLOCK as u64).expect("discarded"));
+        assert_eq!(reader.wanted(Duration::from_secs(10)), Ok(vec![0]));
+        assert!(extent(0) == as_it_was(0));
+        discarded.join().expect("it goes on");
+    });
+    assert!(client().read(0, BLOCK).expect("read").iter().all(|byte| *byte == 0));
+    // With its ring the moment is over.
+    drop(reader);
+    let (next, begun) = (client(), Instant::now());
+    while let Err(errno) = next.freeze() {
+        assert!(errno == Errno::BUSY && begun.elapsed() < Duration::from_secs(30), "{errno}");
+        std::thread::yield_now();
+    }
+}
+
+fn reader_that_is_too_slow_loses_the_moment() {
+    let (world, image) = (World::new(), Image::new());
+    let _server = start(&world, &image);
+    let client = || DiskClient::new(world.blocking(Endpoint::DISK, SIZE));
+    let (reader, writer) = (client(), client());
+    reader.freeze().expect("nobody else reads so");
+    writer.write(0, &block(0, 1), Durability::Server).expect("it goes on after a while");
+    assert_eq!(reader.read(0, 1 << 20), Err(Errno::TIMEDOUT));
+    assert_eq!(reader.wanted(Duration::from_millis(1)), Err(Errno::TIMEDOUT));
+    assert_eq!(client().read(0, BLOCK).expect("read"), block(0, 1));
 }
 
 fn scattered_blocks_come_in_one_transfer() {

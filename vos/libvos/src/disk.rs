@@ -6,7 +6,9 @@ use std::time::Duration;
 use abi::limits::TRANSFER_BYTES_MAX;
 use rustix::io::Errno;
 pub use vos_api::disk::{Access, Durability, Need};
-use vos_api::disk::{Allocate, BLOCK_BYTES, Discard, Flush, Hold, Info, READ_ONLY, Read, ReadOther, Write};
+use vos_api::disk::{
+    Allocate, BLOCK_BYTES, Discard, Flush, Freeze, Hold, Info, READ_ONLY, Read, ReadOther, Wanted, Write,
+};
 use vos_api::{Class, Operation};
 
 use crate::blocking::{BlockingSession, Started};
@@ -14,6 +16,9 @@ use crate::op::Op;
 
 /// Transfers of one call that are in flight at a time: enough to keep a link busy, few enough to leave others room.
 pub const TRANSFERS_IN_FLIGHT: usize = 16;
+
+/// Of numbers of extents in one answer.
+const WANTED_BYTES: u32 = 4096;
 
 /// What a volume is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -167,6 +172,19 @@ impl DiskClient {
     pub fn hold(&self) -> Result<Duration, Errno> {
         let (held, _) = self.session.ask(Hold {}, 0)?;
         Ok(Duration::from_millis(held.for_ms))
+    }
+
+    /// Over this ring the disk is read from now on as it is at this moment, each extent once and as a whole: others who
+    /// change it wait meanwhile. It is over when another ring was opened (`restarts` of the session).
+    pub fn freeze(&self) -> Result<(), Errno> {
+        self.session.ask(Freeze {}, 0).map(drop)
+    }
+
+    /// Which extents others wait for; none when nobody did for so long.
+    pub fn wanted(&self, limit: Duration) -> Result<Vec<u64>, Errno> {
+        let for_ms = limit.as_millis() as u64;
+        let (_, data) = self.session.ask(Wanted { for_ms }, WANTED_BYTES)?;
+        Ok(data.chunks_exact(8).filter_map(|number| Some(u64::from_le_bytes(number.try_into().ok()?))).collect())
     }
 
     /// The range reads as zeros afterwards.

@@ -56,8 +56,8 @@ impl Operation {
             // What people asked for.
             DcCreate | DcChange | DcDelete | DcStart | DcStop | DcPause | DcUnpause | DcRename | DcNodeAdd
             | DcNodeRemove | ServiceAdd | ServiceRemove | ServiceStart | ServiceStop | ServiceRestart | ServiceMove
-            | ServerMove | DiskCreate | DiskChange | DiskDelete | DiskVerify | ReplicaAdd | ReplicaRemove
-            | ReplicaPromote | PortAdd | PortRemove | Plan => Inhabitants::None,
+            | ServerMove | DiskCreate | DiskChange | DiskDelete | DiskVerify | DiskRead | DiskFill | ReplicaAdd
+            | ReplicaRemove | ReplicaPromote | PortAdd | PortRemove | Plan => Inhabitants::None,
             // The cluster and its nodes.
             Live | Ready | Livez | Readyz | Facts | Examination | Settings | Metrics | Nodes | Node | NodeChange
             | NodeRemove | Level | Upgrade | UpgradeDaemon | UpgradeServers | Authority | AuthorityRotate | Backup

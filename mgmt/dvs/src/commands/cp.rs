@@ -16,7 +16,7 @@ use mgmt_api::{in_tree, valid_name};
 use tokio::sync::mpsc;
 
 use super::import::pack;
-use super::import::unpack::{self, Owners, Target};
+use super::import::unpack::{self, Attributes, Owners, Target};
 use super::tree::{Progress, ended_without_a_word, judge, receive, transfer};
 use super::{Outcome, block_on, daemon, names, say};
 use crate::cli::Global;
@@ -189,7 +189,14 @@ async fn out(daemon: &Client, options: &Options, dc: &str, path: &str, destinati
         (parent.canonicalize().map_err(cannot)?, name.to_owned())
     };
     let owners = if options.archive { Owners::AsPacked } else { Owners::Mine };
-    let target = Target { base, inside: PathBuf::new(), top: Some(top), owners, changes: false };
+    let target = Target {
+        base,
+        inside: PathBuf::new(),
+        top: Some(top),
+        owners,
+        changes: false,
+        attributes: Attributes::AsFarAsPossible,
+    };
     let (reader, writer) = io::pipe().map_err(cannot)?;
     let unpacking = tokio::task::spawn_blocking(move || unpack::unpack(reader, &target));
     let received = receive(daemon, (dc, path, name_of(path)), options.node.as_deref(), writer).await;

@@ -5,7 +5,7 @@
 //! passes on what it says; inside the container it does the work itself.
 
 pub mod inside;
-mod quota;
+pub mod quota;
 mod scrub;
 
 use std::io;

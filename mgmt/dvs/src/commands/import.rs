@@ -5,6 +5,8 @@
 //! process is our own binary (`unpack.rs`), which makes many files at a time; the node's gzip, bzip2, xz or zstd makes
 //! compressed archives plain for it.
 
+mod extended;
+mod holes;
 pub mod pack;
 pub mod unpack;
 

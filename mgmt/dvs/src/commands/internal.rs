@@ -27,6 +27,7 @@ Started by `dvs daemon`, one process each, with their instructions in the variab
   dvs gate ports      leads from published ports of the node into a container
   dvs gate egress     leads from programs of a container to the outside
   dvs gate nbd        serves disks of a container to clients of NBD
+  dvs gate disk       reads or fills a disk of a container, for a backup
   dvs proxy           carries messages and data to the other nodes
   dvs shelf           holds copies of the broker's descriptors; survives the daemon
   dvs etcd            becomes the node's member of etcd; survives the daemon
@@ -92,6 +93,8 @@ pub enum Gate {
     Egress,
     /// Disks of a container, for clients of NBD.
     Nbd,
+    /// A disk of a container, to and from a backup.
+    Disk,
 }
 
 pub fn execute(global: &Global, command: Command) -> Outcome {
@@ -162,6 +165,7 @@ mod machinery {
             Gate::Ports => gate_port::main_from_spawn(),
             Gate::Egress => gate_port::main_of_egress(),
             Gate::Nbd => gate_nbd::main_from_spawn(),
+            Gate::Disk => gate_nbd::main_of_copier(),
         }
     }
 

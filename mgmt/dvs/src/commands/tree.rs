@@ -51,9 +51,40 @@ pub async fn transfer_changes(
     chunks: mpsc::Receiver<Vec<u8>>,
     progress: &Progress,
 ) -> Result<(Ended, String), Failure> {
-    let words = ["internal", "unpack", TREE, "--changes"];
-    let run = RunRequest { interactive: true, unlogged: true, ..ourselves(words.into_iter()) };
+    transfer_faithfully(daemon, dc, &["--changes"], chunks, progress).await
+}
+
+/// Sends the archive of a backup to a whole tree; likewise.
+pub async fn transfer_whole(
+    daemon: &Client,
+    dc: &str,
+    chunks: mpsc::Receiver<Vec<u8>>,
+    progress: &Progress,
+) -> Result<(Ended, String), Failure> {
+    transfer_faithfully(daemon, dc, &[], chunks, progress).await
+}
+
+async fn transfer_faithfully(
+    daemon: &Client,
+    dc: &str,
+    more: &[&str],
+    chunks: mpsc::Receiver<Vec<u8>>,
+    progress: &Progress,
+) -> Result<(Ended, String), Failure> {
+    let words = ["internal", "unpack", TREE, "--faithful"];
+    let words = words.into_iter().chain(more.iter().copied());
+    let run = RunRequest { interactive: true, unlogged: true, ..ourselves(words) };
     feed(daemon.run(dc, &run, new_session()?).await?, chunks, progress).await
+}
+
+/// Sends what goes onto such a disk; likewise.
+pub async fn transfer_disk(
+    daemon: &Client,
+    (dc, disk): (&str, &str),
+    chunks: mpsc::Receiver<Vec<u8>>,
+    progress: &Progress,
+) -> Result<(Ended, String), Failure> {
+    feed(daemon.fill_disk(dc, disk).await?, chunks, progress).await
 }
 
 async fn feed(
@@ -170,6 +201,15 @@ pub async fn receive_changes(
     let words = ["internal", "pack", path, ".", "--since", since];
     let run = RunRequest { node: node.map(str::to_owned), unlogged: true, ..ourselves(words.into_iter()) };
     take(daemon.run(dc, &run, new_session()?).await?, sink).await
+}
+
+/// What is on a disk without a file tree; likewise.
+pub async fn receive_disk(
+    daemon: &Client,
+    (dc, disk): (&str, &str),
+    sink: impl Write + Send + 'static,
+) -> Result<(Ended, String), Failure> {
+    take(daemon.read_disk(dc, disk).await?, sink).await
 }
 
 async fn take(stream: Stream, sink: impl Write + Send + 'static) -> Result<(Ended, String), Failure> {

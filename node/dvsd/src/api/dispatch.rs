@@ -10,8 +10,8 @@ use mgmt_api::routes::{Operation, ROUTES};
 
 use super::failure::{Failure, failure};
 use super::{
-    Api, BODY_BYTES_MAX, access, backup, changes, dcs, disks, events, examination, gate, health, joining, nodes, plans,
-    ports, processes, renaming, replicas, requests, servers, services, settings, spans, upgrade, usage,
+    Api, BODY_BYTES_MAX, access, backup, changes, contents, dcs, disks, events, examination, gate, health, joining,
+    nodes, plans, ports, processes, renaming, replicas, requests, servers, services, settings, spans, upgrade, usage,
 };
 
 fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
@@ -73,6 +73,8 @@ fn handler(operation: Operation) -> MethodRouter<Arc<Api>> {
         Operation::DiskChange => patch(disks::change),
         Operation::DiskDelete => delete(disks::delete),
         Operation::DiskVerify => post(replicas::verify),
+        Operation::DiskRead => get(contents::read),
+        Operation::DiskFill => post(contents::fill),
         Operation::ReplicaAdd => post(replicas::add),
         Operation::ReplicaRemove => delete(replicas::remove),
         Operation::ReplicaPromote => post(replicas::promote),

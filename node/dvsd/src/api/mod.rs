@@ -8,6 +8,7 @@
 mod access;
 mod backup;
 mod changes;
+mod contents;
 mod dcs;
 mod disks;
 mod dispatch;
@@ -79,11 +80,13 @@ pub struct Api {
     pub failures: gate::Failures,
     /// Each signs a certificate.
     pub joins: Arc<Semaphore>,
+    pub copying: contents::Copying,
 }
 
 impl Api {
     pub fn new(context: Arc<Context>, remote: Remote) -> Api {
-        Api { context, remote, failures: Default::default(), joins: Arc::new(Semaphore::new(JOINS_AT_A_TIME)) }
+        let joins = Arc::new(Semaphore::new(JOINS_AT_A_TIME));
+        Api { context, remote, failures: Default::default(), joins, copying: Default::default() }
     }
 }
 

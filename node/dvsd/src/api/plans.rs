@@ -9,8 +9,8 @@ use axum::body::Body;
 use axum::extract::State;
 use cluster::Engine;
 use mgmt_api::{
-    ApplyPlan, ApplyRequest, Bytes, DcChange, DcPlan, DcSpec, ErrorBody, ErrorKind, Limits, PlanRequest, PlanStep,
-    ServiceSpec,
+    ApplyPlan, ApplyRequest, Bytes, DcChange, DcPlan, DcSpec, ErrorBody, ErrorKind, HostVolume, Limits, PlanRequest,
+    PlanStep, ServiceSpec,
 };
 use serde_json::Value;
 use service_core::order;
@@ -93,8 +93,13 @@ async fn other(
         spans::demand_lasting(&record)?;
         service_core::wish::check(&spec.services, nodes(&record.spec, &spec))?;
         let engine = &*also.context.engine;
-        for step in &all {
+        let (mut record, first) = (record, all.iter().position(|step| is_node_add(&step.request)));
+        for (at, step) in all.iter().enumerate() {
             match &step.request {
+                PlanRequest::DcChange { change } if first.is_some_and(|first| at < first) => {
+                    changes::admit(engine, &record, change, &record.spec.nodes)?;
+                    record.spec.volumes = change.volumes.clone().unwrap_or(record.spec.volumes);
+                }
                 PlanRequest::DcNodeAdd { node } => spans::admit(engine, &record, node)?,
                 PlanRequest::DcNodeRemove { node } => spans::check_removal(&record, node)?,
                 PlanRequest::DcChange { change } => {
@@ -107,6 +112,10 @@ async fn other(
     });
     let refused = admitted.await.err().map(|Failure(body)| body);
     Ok(DcPlan { dc, generation: Some(generation), steps, refused })
+}
+
+fn is_node_add(request: &PlanRequest) -> bool {
+    matches!(request, PlanRequest::DcNodeAdd { .. })
 }
 
 /// A description without nodes leaves them as they are.
@@ -134,19 +143,29 @@ fn demand_same(is: &DcSpec, wanted: &DcSpec) -> Result<(), ErrorBody> {
         .hint(format!("as it is: dvs dc export {}; or another name", is.name)))
 }
 
-/// From what is to what is wanted. Nodes come first and go last: what else changes may name them.
+/// From what is to what is wanted. Nodes come first and go last: what else changes may name them. Volumes that a node
+/// which comes need not allow are taken back to the others before.
 fn steps(is: &DcSpec, services: &[ServiceSpec], wanted: &DcSpec, generation: u64) -> Vec<PlanStep> {
     let mut steps = Vec::new();
     let mut step = |what: Vec<String>, request| steps.push(PlanStep { what, request });
     let to = nodes(is, wanted);
     let coming: Vec<&String> = to.iter().filter(|node| !is.nodes.contains(node)).collect();
+    let narrowed = narrowed(is, wanted);
+    let narrows = !coming.is_empty() && differ(&is.volumes, &narrowed);
+    if narrows {
+        let gone = is.volumes.iter().filter(|volume| !narrowed.contains(volume));
+        let what = gone.map(|volume| format!("volume {volume}: not of nodes that come")).collect();
+        let change = DcChange { generation: Some(generation), volumes: Some(narrowed.clone()), ..DcChange::default() };
+        step(what, PlanRequest::DcChange { change: Box::new(change) });
+    }
     for node in &coming {
         step(vec![format!("node {node}: comes")], PlanRequest::DcNodeAdd { node: (*node).clone() });
     }
+    let is = &DcSpec { volumes: if narrows { narrowed } else { is.volumes.clone() }, ..is.clone() };
     let (mut change, what) = change(is, wanted);
     if change != DcChange::default() {
         // Each node that came is a change by itself.
-        change.generation = Some(generation + coming.len() as u64);
+        change.generation = Some(generation + u64::from(narrows) + coming.len() as u64);
         step(what, PlanRequest::DcChange { change: Box::new(change) });
     }
     let ending = ending(services, &wanted.services);
@@ -192,6 +211,21 @@ fn in_order(services: &[ServiceSpec]) -> Vec<&ServiceSpec> {
         // Refused elsewhere.
         Err(_) => services.iter().collect(),
     }
+}
+
+/// The volumes that there are, at most where they are to be, on nodes that are there already.
+fn narrowed(is: &DcSpec, wanted: &DcSpec) -> Vec<HostVolume> {
+    let narrowed = is.volumes.iter().filter_map(|volume| {
+        let becomes = wanted.volumes.iter().find(|other| (&other.host, &other.path) == (&volume.host, &volume.path))?;
+        if becomes.nodes.is_empty() {
+            return Some(volume.clone());
+        }
+        let nodes: Vec<String> =
+            is.nodes.iter().filter(|node| volume.is_at(node) && becomes.is_at(node)).cloned().collect();
+        // Of no node would be of all.
+        (!nodes.is_empty()).then(|| HostVolume { nodes, ..volume.clone() })
+    });
+    narrowed.collect()
 }
 
 /// What one request can change, and in words.
@@ -362,6 +396,33 @@ mod tests {
         assert!(said.len() == 2 && said[0].contains("/a:/data") && said[1].contains("/b:/docs"), "{said:?}");
         let (same, said) = super::change(&of(&[&data, &docs]), &of(&[&docs, &data]));
         assert_eq!((same, said.len()), (DcChange::default(), 0));
+    }
+
+    #[test]
+    fn volume_is_kept_from_a_node_before_that_node_comes() {
+        let (data, docs) = (json!({ "host": "/a", "path": "/data" }), json!({ "host": "/b", "path": "/docs" }));
+        let on = |volume: &Value, nodes: &[&str]| {
+            let mut volume = volume.clone();
+            volume["nodes"] = json!(nodes);
+            volume
+        };
+        let of = |nodes: &[&str], volumes: &[Value]| spec(json!({ "nodes": nodes, "volumes": volumes }));
+        let planned = |is: &DcSpec, wanted: &DcSpec| -> Vec<Value> {
+            steps(is, &[], wanted, 7).into_iter().map(|step| serde_json::to_value(step.request).unwrap()).collect()
+        };
+        let is = of(&["n1", "n2"], &[data.clone(), docs.clone()]);
+        // One is kept from the node, the other one goes to it alone.
+        let wanted = of(&["n1", "n2", "n3"], &[on(&data, &["n1", "n2"]), on(&docs, &["n3"])]);
+        let asked = planned(&is, &wanted);
+        let first = json!({ "generation": 7, "volumes": [on(&data, &["n1", "n2"])] });
+        assert_eq!((asked[0]["change"].clone(), asked[1]["node"].clone()), (first, json!("n3")));
+        assert_eq!(asked[2]["change"]["generation"], 9);
+        assert_eq!((asked[2]["change"]["volumes"].as_array().unwrap().len(), asked.len()), (2, 3));
+        // One that was of all and is gone, and one that stays: nothing is left for later.
+        let asked = planned(&is, &of(&["n1", "n2", "n3"], std::slice::from_ref(&docs)));
+        assert_eq!((asked[0]["change"]["volumes"].clone(), asked.len()), (json!([docs]), 2));
+        // Without a node that comes it is one change.
+        assert_eq!(planned(&is, &of(&["n1", "n2"], &[on(&data, &["n1"]), docs])).len(), 1);
     }
 
     #[test]

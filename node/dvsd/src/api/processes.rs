@@ -320,16 +320,16 @@ fn about(dc: &str, error: KeeperError) -> Failure {
 }
 
 /// A request that may have to go on to another node.
-struct Incoming {
+pub(super) struct Incoming {
     question: Question,
     /// Of a client that wants a stream.
-    client: Option<hyper::upgrade::OnUpgrade>,
-    holder: Holder,
+    pub client: Option<hyper::upgrade::OnUpgrade>,
+    pub holder: Holder,
     forwarded: bool,
 }
 
 impl Incoming {
-    async fn take(mut request: Request) -> Result<Incoming, Failure> {
+    pub async fn take(mut request: Request) -> Result<Incoming, Failure> {
         let is_stream = wants_stream(&request);
         let client = is_stream.then(|| hyper::upgrade::on(&mut request));
         let forwarded = is_forwarded(request.headers());
@@ -340,7 +340,7 @@ impl Incoming {
         Ok(Incoming { question: Question { method, path, body, is_stream }, client, holder, forwarded })
     }
 
-    async fn forward(self, api: &Arc<Api>, view: &DcView, node: &str) -> Result<Response<Body>, Failure> {
+    pub async fn forward(self, api: &Arc<Api>, view: &DcView, node: &str) -> Result<Response<Body>, Failure> {
         if self.forwarded {
             return Err(failure(
                 ErrorKind::Unavailable,

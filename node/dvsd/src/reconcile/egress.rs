@@ -2,6 +2,8 @@
 //! namespace, which its keeper keeps, and the gate that serves them.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Seek, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -106,8 +108,17 @@ pub fn close(keeper: &KeeperClient) -> Result<(), Problem> {
     Ok(egress::remove_routes(keeper.namespaces()?.net)?)
 }
 
-/// Of the gate's spawn record. `nodes`: addresses that it never reaches.
-pub fn options(spec: &EgressSpec, nodes: &[IpAddr]) -> Result<Value, Problem> {
+/// Addresses that a gate never reaches, as it reads them: there may be more than fit into its record.
+pub fn never(nodes: &[IpAddr]) -> Result<OwnedFd, Problem> {
+    let mut file = File::from(rustix::fs::memfd_create("never", rustix::fs::MemfdFlags::CLOEXEC)?);
+    let lines: String = nodes.iter().map(|node| format!("{node}\n")).collect();
+    file.write_all(lines.as_bytes())?;
+    file.rewind()?;
+    Ok(file.into())
+}
+
+/// Of the gate's spawn record.
+pub fn options(spec: &EgressSpec) -> Result<Value, Problem> {
     let allowed: Vec<Value> = spec
         .rules()?
         .iter()
@@ -115,7 +126,7 @@ pub fn options(spec: &EgressSpec, nodes: &[IpAddr]) -> Result<Value, Problem> {
         .collect();
     let known = std::fs::read_to_string(RESOLV_CONF).unwrap_or_default();
     let resolver = resolver(&known).map(|address| SocketAddr::new(address, DNS).to_string());
-    Ok(json!({ "allowed": allowed, "never": nodes, "resolver": resolver }))
+    Ok(json!({ "allowed": allowed, "resolver": resolver }))
 }
 
 /// The first name server of IPv4, else the first one (`resolv.conf(5)`).
@@ -131,6 +142,8 @@ fn resolver(text: &str) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
 
     #[test]
@@ -147,11 +160,14 @@ mod tests {
     #[test]
     fn gate_is_told_what_is_allowed() {
         let spec = |allow: &[&str]| EgressSpec { allow: allow.iter().map(|rule| (*rule).to_owned()).collect() };
-        let told = options(&spec(&[]), &["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()]).unwrap();
+        let told = options(&spec(&[])).unwrap();
         assert_eq!(told["allowed"], json!([["0.0.0.0", 0, 0], ["::", 0, 0]]));
-        assert_eq!(told["never"], json!(["192.0.2.1", "2001:db8::1"]));
-        let told = options(&spec(&["198.51.100.0/24:443", "[2001:db8::]/32:80"]), &[]).unwrap();
+        let mut never = String::new();
+        let nodes = ["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()];
+        File::from(super::never(&nodes).unwrap()).read_to_string(&mut never).unwrap();
+        assert_eq!(never, "192.0.2.1\n2001:db8::1\n");
+        let told = options(&spec(&["198.51.100.0/24:443", "[2001:db8::]/32:80"])).unwrap();
         assert_eq!(told["allowed"], json!([["198.51.100.0", 24, 443], ["2001:db8::", 32, 80]]));
-        assert!(options(&spec(&["x"]), &[]).is_err());
+        assert!(options(&spec(&["x"])).is_err());
     }
 }

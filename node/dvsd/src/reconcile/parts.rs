@@ -355,14 +355,31 @@ impl Parts {
         seats.fold(0, |bits, (seat, _)| bits | 1 << seat)
     }
 
-    /// Nodes came to the cluster or left it: another gate knows whom it must not reach, and this one ends with its last
-    /// connection.
+    /// Nodes came to the cluster or left it, or have other addresses: the gate is told whom it must not reach. One that
+    /// began with IPv6 or without, and is now to have it otherwise, gives way to another one and ends with its last
+    /// connection; so does one of an earlier release, which cannot be told.
     pub fn look_after_egress(&mut self) {
-        let serves = |gate: &Supervised| gate.standing() == Standing::Ready;
-        if self.processes.get(&Part::Egress).is_some_and(serves)
-            && self.kept_from.as_ref() != Some(&self.surroundings_of_egress())
-        {
-            self.replace_port_gate(Part::Egress);
+        let is = self.surroundings_of_egress();
+        let gate = self.processes.get(&Part::Egress).filter(|gate| gate.standing() == Standing::Ready);
+        if let Some(gate) = gate.filter(|_| self.kept_from.as_ref() != Some(&is)) {
+            let is_understood = !gate.pid().is_none_or(renewal::is_of_another_binary);
+            // What an adopted one began with nobody knows.
+            let has_ipv6 = self.kept_from.as_ref().map(|(_, has_ipv6)| *has_ipv6);
+            if is_understood && has_ipv6 == Some(is.1) {
+                match self.keeper().and_then(|keeper| published::keep_from(&keeper, egress::CONTROL, &is.0)) {
+                    Ok(()) => self.kept_from = Some(is),
+                    Err(problem) => {
+                        let problem = crate::supervise::causes(&*problem);
+                        tracing::warn!(
+                            dc = self.share.id,
+                            problem,
+                            "the way out does not know other addresses of nodes yet"
+                        );
+                    }
+                }
+            } else {
+                self.replace_port_gate(Part::Egress);
+            }
         }
         if let Err(problem) = self.follow_ways() {
             let problem = crate::supervise::causes(&*problem);
@@ -1035,8 +1052,9 @@ impl Parts {
         let spec = self.share.spec.egress.clone().unwrap_or_default();
         let (subnet, address) = (self.share.spec.subnet.parse()?, self.share.address);
         let inside = egress::ContainerAddresses { subnet, address, address_ipv6: self.address_ipv6() };
-        let fds = egress::descriptors(&keeper, &inside)?;
-        let options = egress::options(&spec, &self.cluster_addresses())?;
+        let mut fds = egress::descriptors(&keeper, &inside)?;
+        fds.insert("never".to_owned(), egress::never(&self.cluster_addresses())?);
+        let options = egress::options(&spec)?;
         self.port_gate_role(&keeper, EGRESS_GATE, options, fds, restarts)
     }
 

@@ -167,6 +167,12 @@ pub fn send_away(keeper: &KeeperClient, control: &str) -> Result<(), Problem> {
     send(&control, &ToPortGate::Leave, None)
 }
 
+/// The gate that serves lets nobody reach these addresses, and those that it was told before if they are among them.
+pub fn keep_from(keeper: &KeeperClient, control: &str, addresses: &[IpAddr]) -> Result<(), Problem> {
+    let control = keeper.fetch(control)?.ok_or("the keeper has no way to the gate")?;
+    ToPortGate::never(addresses).iter().try_for_each(|packet| send(&control, packet, None))
+}
+
 /// What the gate counted. Of those who ask at a time one is answered after the other.
 pub fn counts(keeper: &KeeperClient) -> Result<Vec<PortCounts>, Problem> {
     static ASKING: Mutex<()> = Mutex::new(());

@@ -31,6 +31,7 @@ use zerocopy::FromBytes;
 use super::link::{Content, Link, LinkInbox, LinkSaid};
 use super::{PoolResults, endpoint_of};
 use crate::entrance::Entrance;
+use crate::moment::Entered;
 use crate::rings::Ticket;
 use crate::service::Arena;
 
@@ -605,14 +606,37 @@ impl Service for MirroredDisk {
     }
 
     fn submit(&mut self, request: Request) {
-        let Some((request, ticket, asked)) = self.entrance.enter(request) else { return };
+        if let Some(entered) = self.entrance.enter(request) {
+            self.carry_out(entered);
+        }
+    }
+
+    fn closed(&mut self, client: ClientId) {
+        self.entrance.closed(client);
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let due = Some(self.due).filter(|_| !self.machine.is_quiet(self.now_ms()));
+        self.pausing.values().copied().chain(due).chain(self.entrance.due()).min()
+    }
+
+    fn tick(&mut self, now: Instant) {
+        self.turn(now);
+        for entered in self.entrance.tick(now) {
+            self.carry_out(entered);
+        }
+    }
+}
+
+impl MirroredDisk {
+    fn carry_out(&mut self, (request, ticket, asked): Entered) {
         let range = match &asked {
             Ask::Read(it) => (it.offset, it.bytes),
             Ask::Write(it) => (it.offset, request.out_bytes().into()),
             Ask::Discard(it) => (it.offset, it.bytes),
             Ask::Allocate(it) => (it.offset, it.bytes),
             Ask::ReadOther(it) => (it.offset, it.bytes),
-            Ask::Info(_) | Ask::Readv(_) | Ask::Flush(_) | Ask::Hold(_) => (0, 0),
+            Ask::Info(_) | Ask::Readv(_) | Ask::Flush(_) | Ask::Hold(_) | Ask::Freeze(_) | Ask::Wanted(_) => (0, 0),
         };
         if !self.is_range(range.0, range.1) {
             return request.fail(Errno::INVAL);
@@ -651,6 +675,8 @@ impl Service for MirroredDisk {
                 let of = self.take(request, ticket);
                 self.allocate(of, it.offset, it.bytes, it.need);
             }
+            Ask::Freeze(_) => self.entrance.freeze(request, self.volume.bytes()),
+            Ask::Wanted(it) => self.entrance.listen(request, it.for_ms),
             Ask::Flush(_) => {
                 let of = self.take(request, ticket);
                 let piece = self.piece(of);
@@ -662,19 +688,6 @@ impl Service for MirroredDisk {
                 self.ask(piece, DiskRequest::Hold);
             }
         }
-    }
-
-    fn closed(&mut self, client: ClientId) {
-        self.entrance.closed(client);
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        let due = Some(self.due).filter(|_| !self.machine.is_quiet(self.now_ms()));
-        self.pausing.values().copied().chain(due).min()
-    }
-
-    fn tick(&mut self, now: Instant) {
-        self.turn(now);
     }
 }
 

@@ -1,5 +1,6 @@
-//! `dvs dc backup`: a container's description, keys and files, in one archive.
+//! `dvs dc backup`: a container's description, keys, files and further disks, in one archive.
 
+mod disks;
 pub mod form;
 
 use std::fs::File;
@@ -8,14 +9,15 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use client::Client;
-use mgmt_api::TREE;
+use mgmt_api::{DiskSpec, TREE};
 use serde::Serialize;
 
-use self::form::{End, FORMAT, FORMAT_WHOLE, FormError, Head, Maker, Moment, Reader};
+pub use self::disks::DiskPart;
+use self::form::{AllSums, End, FormError, Head, Maker, Moment, Reader};
 use super::super::ds::whole;
 use super::super::fs::inside::{Request, SNAPSHOTS, SnapshotView};
 use super::super::fs::{carry_out, inquire};
-use super::super::tree::{ended_without_a_word, judge, receive, receive_changes};
+use super::super::tree::{ended_without_a_word, judge, receive, receive_changes, receive_disk};
 use super::super::{Outcome, block_on, daemon, done, interruption, kept, names, now_ms, say};
 use crate::cli::Global;
 use crate::errors::Failure;
@@ -26,19 +28,20 @@ use crate::pump::Ended;
 /// Between the pieces of a stream and a file.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Keep a copy of a container: description, keys, files
+/// Keep a copy of a container: description, keys, files, disks
 #[derive(Args, Debug)]
 #[command(after_help = "\
 The container runs meanwhile. All files are of one moment, of a snapshot that is taken for it and removed again: a database \
 is as after a loss of power, which it is made for. The keys are of a moment before. With --live each file is as it was when it was read. \
 With --since it has the files that changed since an earlier backup, whose snapshot is still there: --keep leaves it, and takes away the \
-one that an earlier --keep left. Not in it: sockets, devices, extended attributes, what programs hold in memory, /tmp and /run of the nodes, snapshots. It is a tar archive: tar tf shows it. Values \
+one that an earlier --keep left. Further disks (dvs disk create) are in it, each of a moment of its own: whoever writes waits for a few milliseconds now and then. Not in it: sockets, devices, what programs hold in memory, /tmp and /run of the nodes, snapshots. It is a tar archive: tar tf shows it. Values \
 of variables and keys are in it, so keep it as a secret.
 
 Examples:
   dvs dc backup shop shop.backup
   dvs dc backup shop - | zstd > shop.backup.zst
   dvs dc backup --snapshot monday shop shop.backup      the files as they were on monday
+  dvs dc backup --no-disks shop shop.backup
   dvs dc backup shop sunday.backup --keep
   dvs dc backup shop monday.backup --since sunday.backup --keep
   dvs dc restore sunday.backup monday.backup   as it was on monday
@@ -68,6 +71,9 @@ pub struct Options {
     /// Leave its snapshot, for a later --since; the one that the earlier backup left goes.
     #[arg(long, conflicts_with_all = ["live", "snapshot"])]
     keep: bool,
+    /// Leave out what is on its further disks; they are made again, empty.
+    #[arg(long)]
+    no_disks: bool,
 }
 
 /// What is in a backup.
@@ -83,8 +89,13 @@ pub struct Contents {
 impl Contents {
     /// For a person.
     pub fn amount(&self) -> String {
-        let End { entries, keys, bytes, .. } = &self.end;
-        format!("{entries} files and directories, {keys} keys, {}", output::bytes(*bytes))
+        let End { entries, keys, disks, bytes, .. } = &self.end;
+        let disks = match disks {
+            0 => String::new(),
+            1 => "1 further disk, ".to_owned(),
+            disks => format!("{disks} further disks, "),
+        };
+        format!("{entries} files and directories, {keys} keys, {disks}{}", output::bytes(*bytes))
     }
 }
 
@@ -147,49 +158,78 @@ fn copy<'a>(daemon: &'a Client, options: &'a Options, out: impl Write) -> Result
         Ok::<_, Failure>((found, whole::read(daemon, dc).await?, random()?))
     })??;
     let point = Point::of(daemon, options, id)?;
-    let since = earlier.map(|earlier| earlier.before(&point, options)).transpose()?;
-    let head = Head {
-        format: if since.is_some() { FORMAT } else { FORMAT_WHOLE },
+    let (since, sums) = match earlier {
+        Some(earlier) => {
+            let (moment, sums) = earlier.before(&point, options)?;
+            (Some(moment), sums)
+        }
+        None => (None, AllSums::new()),
+    };
+    let skipped = if options.no_disks { usize::MAX } else { 1 };
+    let further: Vec<DiskSpec> = found.spec.disks.iter().skip(skipped).cloned().collect();
+    let mut head = Head {
+        format: 0,
         release: versions::Release::NAME.to_owned(),
         made_s: now_ms() / 1000,
         dc: found.spec,
         point: point.moment.clone(),
         since: since.clone(),
+        disks: further.iter().map(|disk| disk.name.clone()).collect(),
     };
+    head.format = head.demanded_format();
     let mut maker = Maker::begin(BufWriter::with_capacity(BUFFER_BYTES, out), id, &head, &keys).map_err(unwritten)?;
     drop(keys);
-    let (reader, writer) = io::pipe().map_err(|cause| failed(options).because(&cause).hint("again"))?;
-    // Each side on a thread of its own: one that waits for its output must not hold up the other.
-    let (received, made) = std::thread::scope(|scope| {
-        let sending = scope.spawn(|| block_on(send(daemon, options, (&point.path, since.as_ref()), writer)));
-        let made = maker.tree(reader);
-        (sending.join(), made)
-    });
-    let received = received.map_err(|_| failed(options).because_text("the sending side failed"))?;
-    let (ended, complaints) = received??;
-    if made.is_ok() || !ended_without_a_word(&ended, &complaints) {
-        judge(|| failed(options), dc, ended, &complaints)?;
+    for DiskSpec { name, bytes, .. } in &further {
+        let earlier = sums.get(name).cloned().unwrap_or_default();
+        let failed = || failed(options).hint(format!("dvs disk inspect {dc} {name}; without disks: --no-disks"));
+        let send = |writer| block_on(until_interrupted(receive_disk(daemon, (dc, name), writer)));
+        passed(dc, failed, send, |reader| maker.disk(name, *bytes, reader, &earlier).map(drop), &unwritten)?;
     }
-    made.map_err(unwritten)?;
+    let send =
+        |writer| block_on(until_interrupted(receive_tree(daemon, options, (&point.path, since.as_ref()), writer)));
+    passed(dc, || failed(options), send, |reader| maker.tree(reader), &unwritten)?;
     let end = maker.finish().map_err(unwritten)?;
     let contents = Contents { file: file.clone(), dc: dc.clone(), made_s: head.made_s, end };
     Ok(Copied { contents, point, since })
 }
 
-/// The files, until somebody wants us to end.
-async fn send(
+/// What a process of the container says goes into the archive. Each side on a thread of its own: one that waits for its
+/// output must not hold up the other.
+fn passed(
+    dc: &str,
+    failed: impl Fn() -> Failure,
+    send: impl FnOnce(io::PipeWriter) -> Result<Result<(Ended, String), Failure>, Failure> + Send,
+    take: impl FnOnce(io::PipeReader) -> Result<(), FormError>,
+    unwritten: &impl Fn(FormError) -> Failure,
+) -> Result<(), Failure> {
+    let (reader, writer) = io::pipe().map_err(|cause| failed().because(&cause).hint("again"))?;
+    let (received, made) = std::thread::scope(|scope| {
+        let sending = scope.spawn(|| send(writer));
+        let made = take(reader);
+        (sending.join(), made)
+    });
+    let received = received.map_err(|_| failed().because_text("the sending side failed"))?;
+    let (ended, complaints) = received??;
+    if made.is_ok() || !ended_without_a_word(&ended, &complaints) {
+        judge(failed, dc, ended, &complaints)?;
+    }
+    made.map_err(unwritten)
+}
+
+async fn receive_tree(
     daemon: &Client,
     options: &Options,
     (path, since): (&str, Option<&Moment>),
     writer: io::PipeWriter,
 ) -> Result<(Ended, String), Failure> {
     let Options { dc, node, .. } = options;
-    let receiving = async {
-        match since {
-            Some(since) => receive_changes(daemon, (dc, path, &since.snapshot), node.as_deref(), writer).await,
-            None => receive(daemon, (dc, path, "."), node.as_deref(), writer).await,
-        }
-    };
+    match since {
+        Some(since) => receive_changes(daemon, (dc, path, &since.snapshot), node.as_deref(), writer).await,
+        None => receive(daemon, (dc, path, "."), node.as_deref(), writer).await,
+    }
+}
+
+async fn until_interrupted<T>(receiving: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     tokio::select! {
         received = receiving => received,
         interrupted = interruption("the same again; nothing of it is left") => Err(interrupted),
@@ -199,6 +239,8 @@ async fn send(
 /// An earlier backup, whose snapshot is still there.
 struct Earlier {
     moment: Moment,
+    /// Of what was on its disks.
+    sums: AllSums,
 }
 
 impl Earlier {
@@ -210,8 +252,9 @@ impl Earlier {
             failure.because(cause).hint(&whole)
         };
         let opened = File::open(file).map_err(|cause| unusable(&cause))?;
-        let head = Reader::begin(BufReader::new(opened)).map_err(|cause| unusable(&cause))?.head;
-        let moment = head.point.ok_or_else(|| {
+        let opened = BufReader::with_capacity(BUFFER_BYTES, opened);
+        let mut reader = Reader::begin(opened).map_err(|cause| unusable(&cause))?;
+        let moment = reader.head.point.clone().ok_or_else(|| {
             let text = format!("{} was made with --live, or by an earlier release: it is of no moment", file.display());
             failed(options).because_text(text).hint(&whole)
         })?;
@@ -225,13 +268,17 @@ impl Earlier {
         if there != moment {
             return Err(gone());
         }
-        Ok(Earlier { moment })
+        let sums = match options.no_disks {
+            true => AllSums::new(),
+            false => reader.disks(None, |_| Ok(())).map_err(|cause| unusable(&cause))?,
+        };
+        Ok(Earlier { moment, sums })
     }
 
     /// If the files that are kept now are of a later moment.
-    fn before(self, point: &Point<'_>, options: &Options) -> Result<Moment, Failure> {
+    fn before(self, point: &Point<'_>, options: &Options) -> Result<(Moment, AllSums), Failure> {
         match &point.moment {
-            Some(now) if now.number > self.moment.number => Ok(self.moment),
+            Some(now) if now.number > self.moment.number => Ok((self.moment, self.sums)),
             _ => {
                 let text = format!("the snapshot is not later than '{}'", self.moment.snapshot);
                 Err(failed(options).because_text(text).hint("without --snapshot"))

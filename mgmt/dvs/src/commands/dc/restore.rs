@@ -1,21 +1,23 @@
 //! `dvs dc restore`: a container anew, from its backup.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufReader, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use client::{AfterCreate, BeforeDelete, Client, Data, Unpacked};
-use mgmt_api::{DcSpec, TREE};
+use client::{AfterCreate, BeforeDelete, Client, Data};
+use mgmt_api::{DcSpec, content};
+use std::sync::atomic::Ordering;
 use tokio::sync::mpsc;
 
 use super::super::apply;
 use super::super::ds::whole;
-use super::super::tree::{Progress, judge, transfer, transfer_changes};
+use super::super::tree::{Progress, judge, transfer_changes, transfer_disk, transfer_whole};
 use super::super::{Outcome, block_on, daemon, done, interruption, names, print, say};
-use super::backup::Contents;
-use super::backup::form::{End, FormError, Head, Reader};
+use super::backup::form::{AllSums, End, FormError, Head, Reader};
+use super::backup::{Contents, DiskPart};
 use super::create::place_disk;
 use crate::cli::Global;
 use crate::errors::Failure;
@@ -123,8 +125,10 @@ fn check(options: &Options) -> Result<Vec<Contents>, Failure> {
     let heads = options.files.iter().map(|file| Ok((file.as_path(), begin(file)?)));
     let readers = heads.collect::<Result<Vec<_>, Failure>>()?;
     demand_chain(readers.iter().map(|(file, reader)| (*file, &reader.head)))?;
-    let read = |(file, reader): (&Path, Reader<_>)| {
+    let mut sums = AllSums::new();
+    let read = |(file, mut reader): (&Path, Reader<_>)| {
         let (dc, made_s) = (reader.head.dc.name.clone(), reader.head.made_s);
+        sums = reader.disks(Some(&sums), |_| Ok(())).map_err(|error| unusable(file, &error))?;
         let end = reader.tree(|_| Ok(())).map_err(|error| unusable(file, &error))?;
         Ok(Contents { file: file.to_owned(), dc, made_s, end })
     };
@@ -205,15 +209,21 @@ type Part = (PathBuf, Reader<BufReader<Source>>);
 async fn make(daemon: &Client, spec: &DcSpec, parts: Vec<Part>, is_made: &Cell<bool>) -> Result<End, Failure> {
     let dc = &spec.name;
     apply::demand_possible(daemon, spec).await?;
-    let bare = DcSpec { services: Vec::new(), ..spec.clone() };
+    // Nobody else writes to its disks until they are as they were.
+    let bare = DcSpec { services: Vec::new(), nbd: None, ..spec.clone() };
     daemon.create_dc(&bare, AfterCreate::Leave).await?;
     is_made.set(true);
     daemon.start_dc(dc).await?;
     let mut keys = Vec::new();
     let mut all: Option<End> = None;
-    for (file, mut reader) in parts {
+    let (disks, mut sums) = (wanted_disks(spec, &parts), AllSums::new());
+    for (index, (file, mut reader)) in parts.into_iter().enumerate() {
         keys = std::mem::take(&mut reader.keys);
-        let end = fill(daemon, dc, reader, &file).await?;
+        let wanted = disks.iter().filter(|(_, (from, _))| *from <= index);
+        let wanted =
+            wanted.map(|(name, (from, bytes))| (name.clone(), DiskWanted { bytes: *bytes, is_empty: *from == index }));
+        let end;
+        (end, sums) = fill(daemon, dc, (reader, sums), &file, wanted.collect()).await?;
         let before = all.map_or((0, 0), |before| (before.entries, before.bytes));
         all = Some(End { entries: before.0 + end.entries, bytes: before.1 + end.bytes, ..end });
     }
@@ -231,27 +241,136 @@ fn demand_other(known: &[String], spec: &DcSpec) -> Result<(), Failure> {
     }
 }
 
-/// The files, and whether they were all of them.
-async fn fill(daemon: &Client, dc: &str, reader: Reader<BufReader<Source>>, file: &Path) -> Result<End, Failure> {
+/// Of each further disk: the first of the backups that counts for it, and how long it is. One that was made anew in
+/// between has nothing of what was on the earlier one.
+fn wanted_disks(spec: &DcSpec, parts: &[Part]) -> BTreeMap<String, (usize, u64)> {
+    let has = |head: &Head, name: &String| head.disks.contains(name);
+    let from =
+        |name: &String| parts.iter().rposition(|(_, reader)| !has(&reader.head, name)).map_or(0, |last| last + 1);
+    spec.disks.iter().skip(1).map(|disk| (disk.name.clone(), (from(&disk.name), disk.bytes))).collect()
+}
+
+/// What the reading side says of disks.
+enum OfDisk {
+    Begin(String),
+    Bytes(Vec<u8>),
+    End,
+}
+
+/// Disks and files, and whether they were all of them; and the sums of the disks. `earlier`: of the backup before.
+async fn fill(
+    daemon: &Client,
+    dc: &str,
+    (mut reader, earlier): (Reader<BufReader<Source>>, AllSums),
+    file: &Path,
+    wanted: BTreeMap<String, DiskWanted>,
+) -> Result<(End, AllSums), Failure> {
     let (progress, is_whole) = (Progress::default(), reader.head.since.is_none());
     let (queue, chunks) = mpsc::channel(PIECES_MAX);
+    let (of_disks, mut disks) = mpsc::channel(PIECES_MAX);
     let reading = std::thread::spawn(move || {
-        reader.tree(|bytes| queue.blocking_send(bytes.to_vec()).map_err(|_| io::ErrorKind::BrokenPipe.into()))
+        let mut filling = Filling { wanted, now: None };
+        let sums = reader.disks(Some(&earlier), |part| {
+            let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
+            filling.say(part).into_iter().try_for_each(|it| of_disks.blocking_send(it).map_err(gone))
+        })?;
+        drop(of_disks);
+        let end =
+            reader.tree(|bytes| queue.blocking_send(bytes.to_vec()).map_err(|_| io::ErrorKind::BrokenPipe.into()))?;
+        Ok((end, sums))
     });
-    let (ended, complaints) = match is_whole {
-        true => transfer(daemon, dc, TREE, &Unpacked::default(), chunks, &progress).await,
-        false => transfer_changes(daemon, dc, chunks, &progress).await,
-    }?;
+    let done = async {
+        while let Some(OfDisk::Begin(disk)) = disks.recv().await {
+            fill_disk(daemon, (dc, &disk), &mut disks, &progress).await?;
+        }
+        drop(disks);
+        let (ended, complaints) = match is_whole {
+            true => transfer_whole(daemon, dc, chunks, &progress).await,
+            false => transfer_changes(daemon, dc, chunks, &progress).await,
+        }?;
+        let failed = || Failure::new(format!("the files of '{dc}' were not all written"));
+        judge(failed, dc, ended, &complaints)
+    }
+    .await;
     let read = reading.join().map_err(|_| Failure::new("the reading side failed").hint("again"))?;
-    let failed = || Failure::new(format!("the files of '{dc}' were not all written"));
     match read {
         // What is wrong with the file says more than that its end was missed.
         Err(error) if !matches!(error, FormError::Write(_)) => Err(unusable(file, &error)),
         read => {
-            judge(failed, dc, ended, &complaints)?;
-            read.map_err(|cause| failed().because(&cause).hint("again"))
+            done?;
+            let failed = Failure::new(format!("'{dc}' did not get all that is in the backup"));
+            read.map_err(|cause| failed.because(&cause).hint("again"))
         }
     }
+}
+
+/// A disk that a backup counts for.
+#[derive(Clone, Copy)]
+struct DiskWanted {
+    bytes: u64,
+    /// Nothing was put on it before.
+    is_empty: bool,
+}
+
+/// Disks as they are filled, one after the other.
+struct Filling {
+    wanted: BTreeMap<String, DiskWanted>,
+    now: Option<DiskWanted>,
+}
+
+impl Filling {
+    /// What is to be said of it.
+    fn say(&mut self, part: DiskPart<'_>) -> Vec<OfDisk> {
+        if let DiskPart::Begin { name, .. } = part {
+            self.now = self.wanted.get(name).copied();
+            let head = |disk: DiskWanted| OfDisk::Bytes(content::head(disk.bytes, false).to_vec());
+            return self.now.map_or(Vec::new(), |disk| vec![OfDisk::Begin(name.to_owned()), head(disk)]);
+        }
+        let Some(DiskWanted { bytes: end, is_empty }) = self.now else { return Vec::new() };
+        match part {
+            // It was longer when it was another one.
+            DiskPart::Extent { offset, .. } if offset >= end => Vec::new(),
+            DiskPart::Extent { offset, bytes, runs } => {
+                let zeros = content::zeros(offset, bytes.min(end - offset)).to_vec();
+                let zeros = (!is_empty).then_some(OfDisk::Bytes(zeros));
+                let pieces = runs.iter().filter_map(|(at, data)| {
+                    let data = data.get(..data.len().min(end.saturating_sub(*at) as usize))?;
+                    let piece = [&content::piece(*at, data.len())[..], data].concat();
+                    (!data.is_empty()).then_some(OfDisk::Bytes(piece))
+                });
+                zeros.into_iter().chain(pieces).collect()
+            }
+            DiskPart::End => vec![OfDisk::Bytes(content::end().to_vec()), OfDisk::End],
+            DiskPart::Begin { .. } => Vec::new(),
+        }
+    }
+}
+
+/// One disk, as it is told.
+async fn fill_disk(
+    daemon: &Client,
+    (dc, disk): (&str, &str),
+    parts: &mut mpsc::Receiver<OfDisk>,
+    progress: &Progress,
+) -> Result<(), Failure> {
+    let (queue, chunks) = mpsc::channel(PIECES_MAX);
+    let passing = async {
+        while let Some(OfDisk::Bytes(bytes)) = parts.recv().await {
+            progress.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            // Whoever takes no more says why.
+            if queue.send(bytes).await.is_err() {
+                break;
+            }
+        }
+        drop(queue);
+    };
+    let (filled, ()) = tokio::join!(transfer_disk(daemon, (dc, disk), chunks, progress), passing);
+    let (ended, complaints) = filled?;
+    let failed = || {
+        let failed = Failure::new(format!("disk '{disk}' of '{dc}' was not filled"));
+        failed.hint(format!("dvs disk inspect {dc} {disk}; again"))
+    };
+    judge(failed, dc, ended, &complaints)
 }
 
 #[cfg(test)]

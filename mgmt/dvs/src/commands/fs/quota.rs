@@ -245,6 +245,23 @@ fn all() -> Result<Vec<QuotaView>, Errno> {
     Ok(all)
 }
 
+/// Limits of all directories that have some, as they are set, by their paths in the tree.
+pub fn limits() -> io::Result<Vec<(PathBuf, String)>> {
+    let limits = |view: QuotaView| {
+        let (bytes, inodes) = (view.bytes.unwrap_or(0), view.inodes.unwrap_or(0));
+        Some((view.path.strip_prefix(TREE).ok()?.to_owned(), format!("bytes={bytes} inodes={inodes}")))
+    };
+    Ok(all()?.into_iter().filter_map(limits).collect())
+}
+
+/// No directory has limits any more.
+pub fn end_all() -> io::Result<()> {
+    all()?.iter().try_for_each(|view| match removexattr(&view.path, QUOTA_NAME) {
+        Ok(()) | Err(Errno::NODATA | Errno::NOENT) => Ok(()),
+        Err(cause) => Err(cause.into()),
+    })
+}
+
 /// A number, words, and a path, which begins with a slash.
 fn parse_line(line: &[u8]) -> Option<(u64, QuotaView)> {
     let at = line.windows(2).position(|pair| pair == b" /")?;

@@ -1,6 +1,7 @@
 //! A directory as a tar stream, on a thread of its own.
 //!
-//! Kept: owners by number, modes, times to the nanosecond (PAX records), symbolic links, hard links, FIFOs. Left out:
+//! Kept: owners by number, modes, times to the nanosecond, holes of files and extended attributes of files and
+//! directories (PAX records), symbolic links, hard links, FIFOs; quotas of directories of a container's tree. Left out:
 //! sockets, which mean nothing elsewhere, and devices, which a container cannot make. The walk has an explicit stack
 //! and sorted directories, so that depth costs no call stack and the same directory gives the same stream.
 
@@ -22,7 +23,10 @@ use tar::{Builder, EntryType, Header};
 use tokio::sync::mpsc;
 
 use super::super::fs::inside;
+use super::super::fs::quota;
 use super::super::tree::Progress;
+use super::extended::{self, Extended, Kept};
+use super::holes;
 
 /// One frame of the stream.
 const CHUNK_BYTES: usize = mgmt_api::stream::PAYLOAD_BYTES_MAX;
@@ -86,15 +90,31 @@ pub type Packing = (mpsc::Receiver<Vec<u8>>, JoinHandle<Result<Notes, PackError>
 
 /// A file or directory, which is called `top` in the archive.
 pub fn one(root: PathBuf, top: PathBuf, progress: Arc<Progress>) -> Packing {
-    packing(root, top, None, progress)
+    packing(root, top, None, None, progress)
 }
 
-/// What is not as it was in an earlier snapshot.
-fn packing(root: PathBuf, top: PathBuf, since: Option<Since>, progress: Arc<Progress>) -> Packing {
+/// Limits of directories, as the file server takes them, by where the directories are in what is packed.
+type Quotas = HashMap<PathBuf, String>;
+
+/// What is not as it was in an earlier snapshot. `quotas`: of a container's tree.
+fn packing(
+    root: PathBuf,
+    top: PathBuf,
+    since: Option<Since>,
+    quotas: Option<Quotas>,
+    progress: Arc<Progress>,
+) -> Packing {
     let (queue, chunks) = mpsc::channel(CHUNKS_MAX);
     let out = Chunks { queue, buffer: Vec::with_capacity(CHUNK_BYTES) };
     let packing = std::thread::spawn(move || {
-        let mut packer = Packer { out: Builder::new(out), seen: HashMap::new(), notes: Notes::default(), progress };
+        let mut packer = Packer {
+            out: Builder::new(out),
+            seen: HashMap::new(),
+            notes: Notes::default(),
+            progress,
+            kept: if quotas.is_some() { Kept::OfTheTree } else { Kept::OfAnother },
+            quotas: quotas.unwrap_or_default(),
+        };
         match since {
             Some(since) => {
                 let elsewhere = packer.walk_changes(&root, &since, Wanted::Changed)?;
@@ -131,7 +151,15 @@ pub fn execute(options: &Options) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let (mut chunks, packing) = packing(options.source.clone(), options.top.clone(), since, Arc::default());
+    let quotas = match quotas_below(&options.source) {
+        Ok(quotas) => quotas,
+        Err(error) => {
+            eprintln!("quotas of directories cannot be read: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let (mut chunks, packing) =
+        packing(options.source.clone(), options.top.clone(), since, Some(quotas), Arc::default());
     let mut out = io::stdout().lock();
     while let Some(chunk) = chunks.blocking_recv() {
         // Whoever reads is gone, and will not read why.
@@ -150,6 +178,19 @@ pub fn execute(options: &Options) -> ExitCode {
     let cause = std::error::Error::source(&failed).map(|cause| format!(": {cause}")).unwrap_or_default();
     eprintln!("{failed}{cause}");
     ExitCode::FAILURE
+}
+
+/// Those of directories that are in a tree or a snapshot of it, as they are now: a snapshot is asked for none.
+fn quotas_below(source: &Path) -> io::Result<Quotas> {
+    let tree = Path::new(mgmt_api::TREE);
+    let Ok(inside) = source.strip_prefix(tree) else { return Ok(Quotas::new()) };
+    let inside = match inside.strip_prefix(inside::SNAPSHOTS) {
+        // Its name.
+        Ok(below) => below.components().skip(1).collect(),
+        Err(_) => inside.to_owned(),
+    };
+    let limits = quota::limits()?.into_iter();
+    Ok(limits.filter_map(|(path, limits)| Some((path.strip_prefix(&inside).ok()?.to_owned(), limits))).collect())
 }
 
 /// Writes into the queue, a frame at a time.
@@ -192,12 +233,17 @@ impl<R: Read> Read for Counted<'_, R> {
     }
 }
 
+/// Key and value.
+type Record = (String, Vec<u8>);
+
 struct Packer {
     out: Builder<Chunks>,
     /// Files with several names, by device and inode: the first name carries the data.
     seen: HashMap<(u64, u64), PathBuf>,
     notes: Notes,
     progress: Arc<Progress>,
+    kept: Kept,
+    quotas: Quotas,
 }
 
 impl Packer {
@@ -210,7 +256,7 @@ impl Packer {
             let meta = if path == root { fs::metadata(&path) } else { fs::symlink_metadata(&path) }.map_err(failed)?;
             // A name that ends with a slash would be a directory.
             let name = if inside.as_os_str().is_empty() { top.to_owned() } else { top.join(&inside) };
-            self.entry(&path, &name, &meta)?;
+            self.entry(&path, (&name, &inside), &meta)?;
             if meta.is_dir() {
                 let names: io::Result<Vec<_>> =
                     fs::read_dir(&path).map_err(failed)?.map(|entry| Ok(entry?.file_name())).collect();
@@ -222,7 +268,7 @@ impl Packer {
         Ok(())
     }
 
-    fn entry(&mut self, path: &Path, inside: &Path, meta: &Metadata) -> Result<(), PackError> {
+    fn entry(&mut self, path: &Path, (inside, below): (&Path, &Path), meta: &Metadata) -> Result<(), PackError> {
         let kind = meta.file_type();
         let name = if inside.as_os_str().is_empty() { Path::new("./") } else { inside };
         if is_left_out(kind) {
@@ -242,18 +288,28 @@ impl Packer {
             if meta.nlink() > 1 && !meta.is_dir() {
                 self.seen.insert((meta.dev(), meta.ino()), inside.to_owned());
             }
-            self.fresh(path, name, meta, header)?;
+            self.fresh(path, (name, below), meta, header)?;
         }
         self.progress.entries.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
-    fn fresh(&mut self, path: &Path, name: &Path, meta: &Metadata, mut header: Header) -> Result<(), PackError> {
+    fn fresh(
+        &mut self,
+        path: &Path,
+        (name, below): (&Path, &Path),
+        meta: &Metadata,
+        mut header: Header,
+    ) -> Result<(), PackError> {
         let failed = |source| PackError::Read { path: path.to_owned(), source };
         let kind = meta.file_type();
         if meta.is_file() {
             let file = File::open(path).map_err(failed)?;
-            self.time(meta)?;
+            let parts = holes::parts(&file, meta).filter(|_| holes::can_be_named(name));
+            if let Some(parts) = parts {
+                return self.sparse(path, (name, below), meta, header, (&file, &parts));
+            }
+            self.records(path, below, meta, Vec::new())?;
             header.set_entry_type(EntryType::Regular);
             header.set_size(meta.len());
             // A file that changes while it is read keeps the length that was announced.
@@ -265,22 +321,76 @@ impl Packer {
         }
         if kind.is_symlink() {
             let target = fs::read_link(path).map_err(failed)?;
-            self.time(meta)?;
+            self.records(path, below, meta, Vec::new())?;
             header.set_entry_type(EntryType::Symlink);
             return self.out.append_link(&mut header, name, &target).map_err(PackError::Closed);
         }
-        self.time(meta)?;
+        self.records(path, below, meta, Vec::new())?;
         header.set_entry_type(if meta.is_dir() { EntryType::Directory } else { EntryType::Fifo });
         self.out.append_data(&mut header, name, io::empty()).map_err(PackError::Closed)
     }
 
-    /// The part of a second that a plain header cannot say.
-    fn time(&mut self, meta: &Metadata) -> Result<(), PackError> {
-        if meta.mtime_nsec() == 0 || meta.mtime() < 0 {
+    /// What a plain header cannot say: the part of a second, attributes, limits.
+    fn records(&mut self, path: &Path, below: &Path, meta: &Metadata, mut all: Vec<Record>) -> Result<(), PackError> {
+        if meta.mtime_nsec() != 0 && meta.mtime() >= 0 {
+            let time = format!("{}.{:09}", meta.mtime(), meta.mtime_nsec());
+            all.push(("mtime".to_owned(), time.into_bytes()));
+        }
+        if meta.is_file() || meta.is_dir() {
+            let failed = |source| PackError::Read { path: path.to_owned(), source };
+            let attributes = extended::read(path, self.kept).map_err(failed)?;
+            all.extend(attributes.iter().map(extended::record));
+        }
+        if let Some(limits) = self.quotas.get(below).filter(|_| meta.is_dir()) {
+            let (name, value) = (extended::QUOTA_NAME.into(), limits.clone().into_bytes());
+            all.push(extended::record(&Extended { name, value }));
+        }
+        if all.is_empty() {
             return Ok(());
         }
-        let time = format!("{}.{:09}", meta.mtime(), meta.mtime_nsec());
-        self.out.append_pax_extensions([("mtime", time.as_bytes())]).map_err(PackError::Closed)
+        let records = all.iter().map(|(key, value)| (key.as_str(), value.as_slice()));
+        self.out.append_pax_extensions(records).map_err(PackError::Closed)
+    }
+
+    /// A file with holes, as GNU tar has it today (PAX records, version 1.0).
+    fn sparse(
+        &mut self,
+        path: &Path,
+        (name, below): (&Path, &Path),
+        meta: &Metadata,
+        of_gnu: Header,
+        (file, parts): (&File, &[(u64, u64)]),
+    ) -> Result<(), PackError> {
+        let record = |key: &str, value: &[u8]| (format!("GNU.sparse.{key}"), value.to_owned());
+        let size = meta.len().to_string();
+        let records = vec![
+            record("major", b"1"),
+            record("minor", b"0"),
+            record("name", name.as_os_str().as_bytes()),
+            record("realsize", size.as_bytes()),
+        ];
+        self.records(path, below, meta, records)?;
+        let map = holes::map(parts);
+        // In a header of GNU's own form GNU tar looks for the list elsewhere; and the name is in the record.
+        let mut header = Header::new_ustar();
+        let (uid, gid, mtime) = (of_gnu.uid(), of_gnu.gid(), of_gnu.mtime());
+        header.set_mode(meta.mode() & 0o7777);
+        header.set_uid(uid.unwrap_or_default());
+        header.set_gid(gid.unwrap_or_default());
+        header.set_mtime(mtime.unwrap_or_default());
+        header.set_entry_type(EntryType::Regular);
+        header.set_size(map.len() as u64 + parts.iter().map(|(_, bytes)| bytes).sum::<u64>());
+        // What was a part and is cut off by now is zeros.
+        let ranges = parts.iter().map(|(offset, bytes)| holes::range(file, *offset).chain(io::repeat(0)).take(*bytes));
+        let data =
+            ranges.fold(Box::new(io::Cursor::new(map)) as Box<dyn Read>, |before, range| Box::new(before.chain(range)));
+        let data = Counted { source: data, progress: &self.progress };
+        let number = self.progress.entries.load(Ordering::Relaxed);
+        let placeholder = format!("GNUSparseFile.0/{number}");
+        self.out.append_data(&mut header, placeholder, data).map_err(|cause| match cause.kind() {
+            io::ErrorKind::BrokenPipe => PackError::Closed(cause),
+            _ => PackError::Read { path: path.to_owned(), source: cause },
+        })
     }
 
     fn header(&mut self, meta: &Metadata) -> Header {
@@ -316,10 +426,11 @@ impl Packer {
             let failed = |source| PackError::Read { path: path.clone(), source };
             let meta = fs::symlink_metadata(&path).map_err(failed)?;
             let has_changed = since.has_changed(meta.ino());
-            let is_told = place == Place::New || has_changed;
+            // Limits are told each time.
+            let is_told = place == Place::New || has_changed || self.quotas.contains_key(&inside);
             if !meta.is_dir() {
                 if is_told == (wanted == Wanted::Changed) {
-                    self.entry(&path, &inside, &meta)?;
+                    self.entry(&path, (&inside, &inside), &meta)?;
                 }
                 if !has_changed && meta.nlink() > 1 {
                     elsewhere.insert(inside::own_number(meta.ino()));
@@ -358,7 +469,7 @@ impl Packer {
             let has_wanted = below.iter().any(|(_, _, is_wanted)| *is_wanted);
             if is_listed == (wanted == Wanted::Changed) && (is_listed || has_wanted) {
                 names.sort_by(|(_, left), (_, right)| left.cmp(right));
-                self.names(&inside, &meta, &names)?;
+                self.names(&path, &inside, &meta, &names)?;
             }
             below.sort_by(|(left, ..), (right, ..)| right.cmp(left));
             waiting.extend(below.into_iter().map(|(inner, place, _)| (inner, place)));
@@ -367,7 +478,13 @@ impl Packer {
     }
 
     /// A directory, and all that is in it.
-    fn names(&mut self, inside: &Path, meta: &Metadata, names: &[(u8, OsString)]) -> Result<(), PackError> {
+    fn names(
+        &mut self,
+        path: &Path,
+        inside: &Path,
+        meta: &Metadata,
+        names: &[(u8, OsString)],
+    ) -> Result<(), PackError> {
         let mut data = Vec::new();
         for (kind, name) in names {
             data.push(*kind);
@@ -376,7 +493,7 @@ impl Packer {
         }
         data.push(0);
         let mut header = self.header(meta);
-        self.time(meta)?;
+        self.records(path, inside, meta, Vec::new())?;
         header.set_entry_type(EntryType::new(NAMES));
         header.set_size(data.len() as u64);
         let name = if inside.as_os_str().is_empty() { Path::new("./") } else { inside };

@@ -20,10 +20,10 @@ use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Permissions};
-use std::io::{self, BufReader, Read, Seek, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -32,12 +32,15 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use clap::Args;
+use mgmt_api::content::runs;
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, futimens, utimensat};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tar::{Archive, Entry, EntryType};
 
+use super::super::fs::quota;
+use super::extended::{self, Extended};
 use super::pack;
 use beneath::{Beneath, parts};
 use compression::{DecompressError, plain};
@@ -55,8 +58,8 @@ const WAITING_MAX: usize = 32;
 /// Failures that are told one by one.
 const TOLD_MAX: u64 = 8;
 /// Headers, long names and PAX records of one entry, which are in memory: a path has 4,096 bytes, extended attributes
-/// 64 KiB each.
-const HEADERS_BYTES_MAX: u64 = 4 << 20;
+/// 64 KiB each, and a file of the tree 256 of them.
+const HEADERS_BYTES_MAX: u64 = 24 << 20;
 /// Names of one directory: a million of the longest.
 const NAMES_BYTES_MAX: u64 = 256 << 20;
 /// Users that a container has; the others become nobody.
@@ -82,6 +85,9 @@ pub struct Options {
     /// The archive has what changed: what its directories do not have any more goes.
     #[arg(long, conflicts_with = "top")]
     changes: bool,
+    /// The archive is of a backup: extended attributes and quotas of directories are as they were, too.
+    #[arg(long, conflicts_with_all = ["top", "mine"])]
+    faithful: bool,
 }
 
 /// Where an archive goes.
@@ -96,6 +102,16 @@ pub struct Target {
     pub owners: Owners,
     /// Directories that say what is in them lose what they do not say.
     pub changes: bool,
+    pub attributes: Attributes,
+}
+
+/// What of the extended attributes is set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Attributes {
+    /// What the file system takes.
+    AsFarAsPossible,
+    /// All, and quotas of directories.
+    Faithful,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -159,7 +175,8 @@ pub fn execute(options: &Options) -> ExitCode {
     let inside = options.destination.strip_prefix(super::TREE).unwrap_or(&options.destination);
     let owners = if options.mine { Owners::Mine } else { Owners::AsPacked };
     let changes = options.changes;
-    let target = Target { base: super::TREE.into(), inside: inside.to_owned(), top: None, owners, changes };
+    let attributes = if options.faithful { Attributes::Faithful } else { Attributes::AsFarAsPossible };
+    let target = Target { base: super::TREE.into(), inside: inside.to_owned(), top: None, owners, changes, attributes };
     let target = match &options.top {
         Some(name) => target.of_one(name),
         None => target,
@@ -180,6 +197,10 @@ pub fn unpack(stream: impl Read + Send + 'static, target: &Target) -> Result<u64
     let Target { base, inside, .. } = target;
     let make = |source| UnpackError::Make { path: base.join(inside), source };
     let tree = Arc::new(Beneath::open(base, inside).map_err(make)?);
+    if target.changes && target.attributes == Attributes::Faithful && base == Path::new(super::TREE) {
+        // What comes may be more than they allow as long as not all is gone that goes; they are told again.
+        quota::end_all().map_err(make)?;
+    }
     let (stream, decompressor) = plain(stream)?;
     let mut unpacker =
         Unpacker { makers: Makers::start(tree.clone())?, tree, directories: Vec::new(), target: target.clone() };
@@ -243,12 +264,18 @@ impl<R: Read> Read for Allowed<R> {
 }
 
 /// What an entry has besides its data.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Meta {
     mode: u32,
     uid: u32,
     gid: u32,
     mtime: Timespec,
+    extended: Vec<Extended>,
+    attributes: Attributes,
+    /// Limits of a directory; none: it has none, as far as that was told.
+    quota: Option<Vec<u8>>,
+    /// What is there has attributes and limits that the archive does not have.
+    replaces: bool,
 }
 
 struct Unpacker {
@@ -273,7 +300,10 @@ impl Unpacker {
                     meta.gid = rustix::process::getegid().as_raw();
                     // What somebody packed must not run with the rights of who unpacks.
                     meta.mode &= !SET_IDS;
+                    meta.extended.retain(|it| it.name.starts_with(b"user."));
                 }
+                meta.attributes = self.target.attributes;
+                meta.replaces = self.target.changes && self.target.attributes == Attributes::Faithful;
                 name = sparse.as_ref().and_then(|sparse| sparse.name.clone()).unwrap_or(name);
                 match parts(&name).map(|path| self.target.named(path)) {
                     Ok(path) if kind.is_file() || kind.is_contiguous() || kind.is_gnu_sparse() => {
@@ -305,7 +335,7 @@ impl Unpacker {
                 let (parent, name) = self.tree.place(path)?;
                 make_directory(&self.tree, &parent, name, mode)?;
             }
-            self.directories.push((path.to_owned(), *meta));
+            self.directories.push((path.to_owned(), meta.clone()));
             return Ok(());
         }
         if matches!(kind, EntryType::Char | EntryType::Block) {
@@ -422,7 +452,7 @@ impl Unpacker {
                 // A later entry took its place.
                 Err(Errno::NOTDIR | Errno::LOOP | Errno::NOENT) => Ok(()),
                 Err(error) => Err(error.into()),
-                Ok(directory) => finish(&directory, meta),
+                Ok(directory) => limit(&directory, meta).and_then(|()| finish(&directory, meta)),
             };
             if let Err(error) = result {
                 self.makers.failed(path, &error);
@@ -448,7 +478,7 @@ fn read_piece(contents: &mut Contents<'_>, left: &mut u64) -> io::Result<Vec<u8>
 
 /// What the header and PAX records say.
 fn extras(entry: &mut Entry<'_, impl Read>) -> io::Result<(Meta, Option<Sparse>)> {
-    let (mut exact, mut sparse) = (None, None);
+    let (mut exact, mut sparse, mut extended) = (None, None, Vec::new());
     if let Some(extensions) = entry.pax_extensions()? {
         for extension in extensions.flatten() {
             match extension.key() {
@@ -457,11 +487,15 @@ fn extras(entry: &mut Entry<'_, impl Read>) -> io::Result<(Meta, Option<Sparse>)
                     if let Some(key) = key.strip_prefix("GNU.sparse.") {
                         sparse.get_or_insert_with(Sparse::default).learn(key, extension.value_bytes());
                     }
+                    extended.extend(extended::of_record(key, extension.value_bytes()));
                 }
                 Err(_) => (),
             }
         }
     }
+    let quota = |it: &Extended| it.name == extended::QUOTA_NAME.as_bytes();
+    let limits = extended.iter().find(|it| quota(it)).map(|it| it.value.clone());
+    extended.retain(|it: &Extended| !it.name.starts_with(b"dvs."));
     let header = entry.header();
     let seconds = i64::try_from(header.mtime()?).unwrap_or(i64::MAX);
     let owner = |id: u64| if id < UIDS { id as u32 } else { NOBODY };
@@ -470,6 +504,10 @@ fn extras(entry: &mut Entry<'_, impl Read>) -> io::Result<(Meta, Option<Sparse>)
         uid: owner(header.uid()?),
         gid: owner(header.gid()?),
         mtime: exact.unwrap_or(Timespec { tv_sec: seconds, tv_nsec: 0 }),
+        extended,
+        attributes: Attributes::AsFarAsPossible,
+        quota: limits,
+        replaces: false,
     };
     Ok((meta, sparse))
 }
@@ -535,7 +573,32 @@ fn finish(made: &File, meta: &Meta) -> io::Result<()> {
     if owner_changes || now.mode() & 0o7777 != meta.mode & 0o7777 {
         made.set_permissions(Permissions::from_mode(meta.mode & 0o7777))?;
     }
+    // A change of owner takes capabilities away, too.
+    for it in &meta.extended {
+        match extended::write(made, it) {
+            Err(error) if !is_excused(&error, meta) => return Err(error),
+            _ => {}
+        }
+    }
     Ok(futimens(made.as_fd(), &times(meta))?)
+}
+
+/// Whoever copies files to where such attributes are not kept, or not given to them, wants the files.
+fn is_excused(error: &io::Error, meta: &Meta) -> bool {
+    let is_refused = matches!(error.kind(), io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied);
+    is_refused && meta.attributes == Attributes::AsFarAsPossible
+}
+
+/// Attributes and limits of a directory that was there before, and its new limits, when all is in it.
+fn limit(directory: &File, meta: &Meta) -> io::Result<()> {
+    if meta.attributes != Attributes::Faithful {
+        return Ok(());
+    }
+    if meta.replaces {
+        extended::keep_only(directory, &meta.extended)?;
+    }
+    let Some(value) = meta.quota.clone() else { return Ok(()) };
+    extended::write(directory, &Extended { name: extended::QUOTA_NAME.into(), value })
 }
 
 /// A file to be made, and where its data comes from.
@@ -651,7 +714,7 @@ fn make_all(shared: &Shared, queue: &Mutex<Receiver<Work>>) {
 fn make_file(shared: &Shared, work: &Work) -> io::Result<()> {
     let (parent, name) = shared.tree.place(&work.path)?;
     let mut first = None;
-    if placing::is_short(name, work.bytes) {
+    if placing::is_short(name, work.bytes) && work.meta.extended.is_empty() {
         let content = work.data.recv().unwrap_or_default();
         match shared.placer.place(&parent, name, &work.meta, &content)? {
             Placed::Yes => return Ok(()),
@@ -669,12 +732,16 @@ fn write_file(mut file: File, work: &Work, data: impl Iterator<Item = Vec<u8>>) 
         // A length that cannot be is refused before its zeros are counted.
         file.set_len(work.bytes)?;
     }
+    let mut offset = 0;
     for piece in data {
-        if work.has_holes && piece.iter().all(|byte| *byte == 0) {
-            file.seek(io::SeekFrom::Current(piece.len() as i64))?;
+        if work.has_holes {
+            for run in runs(&piece) {
+                file.write_all_at(piece.get(run.clone()).unwrap_or_default(), offset + run.start as u64)?;
+            }
         } else {
             file.write_all(&piece)?;
         }
+        offset += piece.len() as u64;
     }
     finish(&file, &work.meta)
 }
@@ -709,8 +776,14 @@ mod tests {
 
     /// To the directory `inside` of `base`.
     fn unpack(stream: impl Read + Send + 'static, base: &Path, inside: &Path) -> Result<u64, UnpackError> {
-        let target =
-            Target { base: base.into(), inside: inside.into(), top: None, owners: Owners::AsPacked, changes: false };
+        let target = Target {
+            base: base.into(),
+            inside: inside.into(),
+            top: None,
+            owners: Owners::AsPacked,
+            changes: false,
+            attributes: Attributes::AsFarAsPossible,
+        };
         super::unpack(stream, &target)
     }
 
@@ -730,6 +803,7 @@ mod tests {
                 top: None,
                 owners: Owners::Mine,
                 changes: false,
+                attributes: Attributes::AsFarAsPossible,
             };
             assert_eq!(super::unpack(io::Cursor::new(archive()), &target.of_one(OsStr::new("www"))).unwrap(), 0);
         };
@@ -802,6 +876,78 @@ mod tests {
         assert_eq!(ino("long"), ino("same"));
         assert_eq!(fs::read_link(target.path().join("link")).unwrap(), Path::new("d1/1"));
         assert_eq!(fs::metadata(target.path().join("d3")).unwrap().modified().unwrap(), time);
+    }
+
+    fn packed(source: &Path) -> Vec<u8> {
+        let (mut chunks, packing) = super::super::pack::directory(source.to_owned(), Arc::default());
+        let mut bytes = Vec::new();
+        while let Some(chunk) = chunks.blocking_recv() {
+            bytes.extend_from_slice(&chunk);
+        }
+        packing.join().unwrap().unwrap();
+        bytes
+    }
+
+    #[test]
+    fn attributes_and_holes_come_out_as_they_were_and_say_nothing_but_themselves() {
+        let source = tempfile::tempdir().unwrap();
+        let file = File::create(source.path().join("file")).unwrap();
+        let extended = |name: &str, value: &[u8]| Extended { name: name.into(), value: value.to_vec() };
+        let evil = [extended("user.a", b"x\n20 path=etc/passwd\n"), extended("user.b", b"plain")];
+        for it in &evil {
+            if let Err(error) = extended::write(&file, it) {
+                return eprintln!("SKIPPED: no attributes in the directory of temporary files: {error}");
+            }
+        }
+        extended::write(&File::open(source.path()).unwrap(), &evil[1]).unwrap();
+        let holes = File::create(source.path().join("holes")).unwrap();
+        for at in [0_u64, 5 << 20, 9 << 20] {
+            std::os::unix::fs::FileExt::write_all_at(&holes, &[7; 4096], at).unwrap();
+        }
+        holes.set_len(12 << 20).unwrap();
+        fs::write(source.path().join("z"), b"after").unwrap();
+        let bytes = packed(source.path());
+        assert!(bytes.len() < 1 << 20, "{}", bytes.len());
+
+        let check = |target: &Path, of_file: &[Extended]| {
+            assert_eq!(below(target), ["file", "holes", "z"]);
+            let read = |name: &str| extended::read(&target.join(name), extended::Kept::OfAnother).unwrap();
+            assert_eq!((read("file").as_slice(), read("")), (of_file, vec![evil[1].clone()]));
+            assert_eq!(fs::read(target.join("holes")).unwrap(), fs::read(source.path().join("holes")).unwrap());
+            assert!(fs::metadata(target.join("holes")).unwrap().blocks() <= 64, "it has its holes");
+            assert_eq!(fs::read(target.join("z")).unwrap(), b"after");
+        };
+        let target = tempfile::tempdir().unwrap();
+        assert_eq!(unpacked(bytes.clone(), target.path()), 0);
+        check(target.path(), &evil);
+
+        let target = tempfile::tempdir().unwrap();
+        let mut tar = std::process::Command::new("tar")
+            .args(["--extract", "--xattrs", "--warning=no-unknown-keyword", "--file", "-", "--directory"])
+            .arg(target.path())
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        tar.stdin.take().unwrap().write_all(&bytes).unwrap();
+        assert!(tar.wait().unwrap().success());
+        // What has several lines GNU's does not know.
+        check(target.path(), &evil[1..]);
+    }
+
+    #[test]
+    fn attributes_that_are_not_taken_are_a_failure_only_of_a_backup() {
+        let mut archive = Builder::new(Vec::new());
+        let refused = [("SCHILY.xattr.nonsense.a", &b"x"[..])];
+        archive.append_pax_extensions(refused).unwrap();
+        add(&mut archive, "a", b"content");
+        let bytes = archive.into_inner().unwrap();
+        for (attributes, failures) in [(Attributes::AsFarAsPossible, 0), (Attributes::Faithful, 1)] {
+            let place = tempfile::tempdir().unwrap();
+            let (base, inside, owners) = (place.path().into(), PathBuf::new(), Owners::AsPacked);
+            let target = Target { base, inside, top: None, owners, changes: false, attributes };
+            assert_eq!(super::unpack(io::Cursor::new(bytes.clone()), &target).unwrap(), failures);
+            assert_eq!(fs::read(place.path().join("a")).unwrap(), b"content");
+        }
     }
 
     #[test]
