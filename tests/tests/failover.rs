@@ -122,7 +122,8 @@ fn disk_moves_to_another_node_by_its_copies_and_what_a_forced_one_misses_is_lost
         return;
     }
     let cluster = Cluster::up_with(3, &["--engine", "etcd"]);
-    let create = ["dc", "create", "shop", "--nodes", "n1,n2,n3", "--disk", "64M", "--disk-node", "n1"];
+    let create =
+        ["dc", "create", "shop", "--nodes", "n1,n2,n3", "--disk", "64M", "--disk-node", "n1", "--replicas", "1"];
     cluster.ok(&[&create[..], &["--ds-node", "n3", "--start"]].concat());
     let run = ["run", "shop", "--node", "n3", "--", "python3", "-c", WRITER];
     let writer = cluster.spawn(&run);
@@ -185,7 +186,7 @@ fn file_server_of_a_lost_node_goes_to_its_disk() {
     }
     let cluster = Cluster::up_with(3, &["--engine", "etcd"]).asking("n3");
     let nodes = ["dc", "create", "shop", "--nodes", "n1,n2,n3", "--disk", "64M", "--disk-node", "n2"];
-    cluster.ok(&[&nodes[..], &["--fs-node", "n1", "--ds-node", "n3", "--start"]].concat());
+    cluster.ok(&[&nodes[..], &["--fs-node", "n1", "--ds-node", "n3", "--replicas", "1", "--start"]].concat());
     cluster.sh("shop", "n3", "echo kept > /dc/before; sync");
     assert_eq!(node_of(&cluster, "fs"), "n1");
     cluster.ok(&["dev", "kill", "n1"]);
@@ -254,6 +255,61 @@ fn disk_and_files_of_a_lost_node_go_on_beside_another_copy_and_come_back() {
     cluster.ok(&["dc", "stop", "shop"]);
     cluster.ok(&["dc", "start", "shop"]);
     assert_eq!((cluster.sh("shop", "n2", "tail -1 /dc/log").trim(), generation()), ("more", before));
+}
+
+/// Replaces a file again and again, each time whole: written beside it, made durable, renamed. Says how often that was
+/// done, each time when it was.
+const REPLACER: &str = r#"
+import os, sys
+count = 0
+while True:
+    with open("/dc/next", "w") as file:
+        file.write("%08d" % count)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename("/dc/next", "/dc/state")
+    directory = os.open("/dc", os.O_RDONLY)
+    os.fsync(directory)
+    os.close(directory)
+    print(count, flush=True)
+    count += 1
+"#;
+
+#[test]
+fn container_of_which_nobody_said_more_outlives_the_node_of_its_tree() {
+    if !has_etcd() {
+        return;
+    }
+    let cluster = Cluster::up_with(3, &["--engine", "etcd"]).asking("n3");
+    // As people make it: how many copies it has is decided, told and kept.
+    let create = cluster.output(&["dc", "create", "shop", "--nodes", "n1,n2,n3", "--disk", "64M", "--start"]);
+    let told = String::from_utf8_lossy(&create.stderr).into_owned();
+    assert!(create.status.success() && told.contains("copies on n1 and n2") && told.contains("--replicas 1"), "{told}");
+    assert_eq!(inspect(&cluster)["spec"]["disks"][0]["replicas"], 2);
+    let description = cluster.state_dir().join("shop.toml");
+    std::fs::write(&description, "name = \"shop\"\nnodes = [\"n1\", \"n2\", \"n3\"]\n").expect("written");
+    let plan = ["plan", "-f", description.to_str().expect("text")];
+    assert_eq!(cluster.ok(&plan), "shop: as described\n", "what says nothing of copies changes none");
+    let new = cluster.state_dir().join("new.toml");
+    std::fs::write(&new, "name = \"new\"\nnodes = [\"n1\", \"n2\"]\n").expect("written");
+    let planned = cluster.ok(&["plan", "-f", new.to_str().expect("text")]);
+    assert!(planned.contains("disk root: 2 copies, on n1, n2: 2 times its size"), "{planned}");
+    await_copies(&cluster, "n1", &["n2"]);
+    assert_eq!((node_of(&cluster, "disk-root"), node_of(&cluster, "fs")), ("n1".to_owned(), "n1".to_owned()));
+
+    let mut replacer = cluster.spawn(&["run", "shop", "--node", "n3", "--", "python3", "-c", REPLACER]);
+    let said = std::io::BufReader::new(replacer.stdout.take().expect("its output"));
+    let mut said = std::io::BufRead::lines(said).map(|line| line.expect("text").parse::<u64>().expect("a number"));
+    said.find(|count| *count >= 20).expect("it replaces");
+    cluster.ok(&["dev", "kill", "n1"]);
+    // What it said before the loss and after it is in order: nothing that was durable is away.
+    let after = said.find(|count| *count >= 400).expect("it goes on");
+    drop(said);
+    replacer.kill().expect("it runs");
+    let _ = replacer.wait();
+    let state: u64 = cluster.sh("shop", "n2", "cat /dc/state").trim().parse().expect("a number");
+    assert!(state >= after, "{state} of {after}");
+    assert_eq!((node_of(&cluster, "disk-root"), node_of(&cluster, "fs")), ("n2".to_owned(), "n2".to_owned()));
 }
 
 /// Writes over what begins with `text` in the image of the disk on a node.

@@ -16,6 +16,8 @@ use crate::ledger::{Accounts, Shortage};
 
 /// Of the disk that a container has when its description names none.
 const DEFAULT_DISK_BYTES: u64 = 1 << 30;
+/// Of a disk whose description says nothing of copies, where there are as many nodes: the loss of one loses nothing.
+const DEFAULT_REPLICAS: usize = 2;
 /// Of what was placed for the first time.
 const FIRST_EPOCH: u64 = 1;
 
@@ -144,6 +146,28 @@ pub fn disks(wish: &DcSpec) -> Vec<DiskSpec> {
         store: DiskStore::Image,
         replicas: None,
     }]
+}
+
+/// The description with how many copies each disk gets of which it does not say so. It is written down with the
+/// container: what is usual is decided once, and what there is stays as it is. On one node there is nothing to decide.
+pub fn with_usual_copies(wish: &DcSpec) -> DcSpec {
+    let mut wish = wish.clone();
+    if usual_copies(wish.nodes.len()) > 1 {
+        wish.disks = disks(&wish);
+    }
+    let nodes = wish.nodes.len();
+    wish.disks.iter_mut().for_each(|disk| *disk = with_usual_copies_of(disk, nodes));
+    wish
+}
+
+/// A disk of a container with so many nodes, likewise.
+pub fn with_usual_copies_of(disk: &DiskSpec, nodes: usize) -> DiskSpec {
+    let usual = u8::try_from(usual_copies(nodes)).ok().filter(|copies| *copies > 1);
+    DiskSpec { replicas: disk.replicas.or(usual), ..disk.clone() }
+}
+
+fn usual_copies(nodes: usize) -> usize {
+    DEFAULT_REPLICAS.min(nodes)
 }
 
 /// Disks that are served over NBD, each with whether clients may only read it. Those that the description names are

@@ -194,7 +194,7 @@ fn check_disks(spec: &DcSpec) -> Result<(), ErrorBody> {
     let copies: u32 = copies.sum();
     if copies > COPIES_PER_DC {
         return Err(bad(format!("{copies} copies of disks are too many"))
-            .hint(format!("all replicas of a container together are at most {COPIES_PER_DC}")));
+            .hint(format!("all replicas of a container together are at most {COPIES_PER_DC}: replicas = 1 for some")));
     }
     Ok(())
 }

@@ -222,7 +222,7 @@ fn is_so(record: &DcRecord, there: &Instance, wanted: &DiskSpec) -> bool {
     let of_disk = there.volume.as_ref().map(|volume| (volume.bytes, &volume.store));
     there.index > 0
         && of_disk == Some((wanted.bytes, &wanted.store))
-        && copies == usize::from(wanted.replicas.unwrap_or(1))
+        && wanted.replicas.is_none_or(|wanted| copies == usize::from(wanted))
         && wanted.node.as_ref().is_none_or(|node| *node == there.node)
 }
 
