@@ -1013,7 +1013,7 @@ mod tests {
             "a daemon of the release before is in the cluster"
         );
         engine.transact(&[], &[Op::put(records::FORMAT_KEY, records::FORMAT.to_string())]).unwrap();
-        assert_eq!(kept("usual", &both, json!([])), Ok((vec![Some(2)], 2)));
+        assert_eq!(kept("usual", &both, json!([])), Ok((vec![Some(2)], 4)), "of the tree, and of the store");
         assert_eq!(kept("alone", &["n1"], json!([])), Ok((vec![], 1)));
         let disk = |name: &str, replicas: Option<u8>| json!({ "name": name, "bytes": 1 << 30, "replicas": replicas });
         let disks = json!([disk("root", Some(1)), disk("data", None)]);

@@ -252,6 +252,11 @@ fn refusal(dc: &str, disk: &str, why: DiskRefusal) -> Failure {
             "its file tree is on it",
             format!("a larger one in another container: dvs dc backup {dc}, dvs dc restore --name OTHER --disk SIZE"),
         ),
+        DiskRefusal::IsStore => conflict(
+            format!("{its} stays as it is"),
+            "the key-value server has its file there",
+            format!("its copies come and go: dvs disk replica --help; what is in it: dvs ds ls {dc}"),
+        ),
         DiskRefusal::IsExported => conflict(
             format!("{its} stays"),
             "it is served over NBD",

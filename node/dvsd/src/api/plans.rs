@@ -83,7 +83,7 @@ async fn new(api: &Arc<Api>, spec: DcSpec, running: bool) -> Result<DcPlan, Fail
 /// What disks with copies cost, a line each.
 fn copies(placement: &Placement) -> Vec<String> {
     let instances = &placement.instances;
-    let disks = instances.iter().filter(|one| one.kind == ServerKind::DISK);
+    let disks = instances.iter().filter(|one| one.kind == ServerKind::DISK && !placer::is_store(one));
     let said = disks.filter_map(|disk| {
         let nodes: Vec<&str> = placer::copies_of(instances, disk).map(|copy| copy.node.as_str()).collect();
         let name = &disk.volume.as_ref()?.name;

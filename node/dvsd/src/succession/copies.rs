@@ -349,7 +349,7 @@ fn forced(
     }
     let forced = set.forced(number).ok_or(CopyRefusal::NeverCurrent)?;
     let mut next = Succession { placement: record.placement.clone(), sets: BTreeMap::from([(disk.index, forced)]) };
-    next.stand_with_file_server(&record.placement.instances, disk, node, &Why::Asked);
+    next.stand_with_its_server(&record.placement.instances, disk, node, &Why::Asked);
     Ok(next)
 }
 

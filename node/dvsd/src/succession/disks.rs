@@ -46,6 +46,8 @@ pub enum DiskRefusal {
     },
     /// The file tree is on it.
     IsTree,
+    /// The key-value server has its file there.
+    IsStore,
     /// Clients of NBD have it.
     IsExported,
     /// Its nodes do not look.
@@ -195,7 +197,8 @@ fn with_disk(
         return Err(DiskRefusal::TooMany);
     };
     let taken: BTreeSet<usize> = instances.iter().filter(|one| is_disk(one)).map(|one| one.index).collect();
-    let after = taken.last().map_or(0, |last| last + 1);
+    let of_people = taken.iter().filter(|index| **index != placer::STORE_DISK_INDEX);
+    let after = of_people.last().map_or(0, |last| last + 1);
     let mut positions = (after..DISKS_PER_DC as usize).chain(1..after);
     let index = positions.find(|index| !taken.contains(index)).ok_or(DiskRefusal::TooMany)?;
     let set = wanted.is_replicated().then_some(drawn.set);
@@ -246,6 +249,9 @@ fn without_disk(record: &DcRecord, disk: &str) -> Changed {
     if disk.index == 0 {
         return Err(DiskRefusal::IsTree);
     }
+    if placer::is_store(&disk) {
+        return Err(DiskRefusal::IsStore);
+    }
     let exports = placer::exports(&record.spec, &record.placement.instances);
     if exports.iter().any(|(exported, _)| exported.index == disk.index) {
         return Err(DiskRefusal::IsExported);
@@ -284,6 +290,9 @@ fn with_new_file_server(record: &DcRecord) -> DcRecord {
 fn grown(record: &DcRecord, disk: &str, bytes: u64, step: Step) -> Changed {
     let disk = copies::disk_named(record, disk)?.clone();
     let Some(volume) = &disk.volume else { return Ok(None) };
+    if placer::is_store(&disk) {
+        return Err(DiskRefusal::IsStore);
+    }
     if step == Step::Tree {
         return Ok((disk.index == 0).then(|| (with_new_file_server(record), BTreeMap::new())));
     }

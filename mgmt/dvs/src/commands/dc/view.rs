@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use mgmt_api::{
     ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, DiskSpec, EndCounts, Instance, Limits, Placement, ProcView,
-    ServerKind, ServerState, Volume,
+    STORE_DISK, ServerKind, ServerState, Volume,
 };
 use serde::Serialize;
 
@@ -162,7 +162,9 @@ fn placed(placement: &Placement) -> Table {
 
 /// What copies cost that nobody asked for: a line for each disk that has some.
 pub fn usual_copies(asked: &[DiskSpec], made: &Dc) -> Vec<String> {
-    let is_usual = |name: &str| asked.iter().find(|one| one.name == name).is_none_or(|one| one.replicas.is_none());
+    let is_usual = |name: &str| {
+        name != STORE_DISK && asked.iter().find(|one| one.name == name).is_none_or(|one| one.replicas.is_none())
+    };
     let disks = volumes(made).filter(|(one, volume)| one.kind == ServerKind::DISK && is_usual(&volume.name));
     disks.filter_map(|(_, volume)| cost_of_copies(made, &volume.name)).collect()
 }
