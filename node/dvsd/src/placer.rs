@@ -466,7 +466,7 @@ mod tests {
         number_sets(&mut placed.instances, &mut draw).unwrap();
         let sets = placed.instances.iter().filter_map(|one| one.volume.as_ref());
         let sets: BTreeSet<(&str, Option<u64>)> = sets.map(|volume| (volume.name.as_str(), volume.set)).collect();
-        assert_eq!(sets, BTreeSet::from([("a", Some(1)), ("b", None), ("c", Some(2))]));
+        assert_eq!(sets, BTreeSet::from([(STORE_DISK, Some(1)), ("a", Some(2)), ("b", None), ("c", Some(3))]));
 
         // Where the second copy has no room nothing is made.
         let small = Capacity { containers: 9, memory_bytes: 1 << 30, disk_bytes: Some(1 << 20), cpus: 1 };

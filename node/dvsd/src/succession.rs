@@ -421,9 +421,6 @@ mod tests {
         let refused = |server, node| moved(server, node).unwrap_err();
         assert_eq!(refused("disk-root", "n3"), Immovable::NoCopy { nodes: vec!["n1".to_owned(), "n2".to_owned()] });
         assert!(matches!(refused("nope", "n2"), Immovable::Unknown { known } if known.contains(&"fs".to_owned())));
-        let ds = record.placement.first(&ServerKind::DS).unwrap().node.clone();
-        let elsewhere = if ds == "n3" { "n2" } else { "n3" };
-        assert_eq!(refused("ds", elsewhere), Immovable::DataThere { node: ds });
         let each = record.placement.instances.iter().filter(|one| one.why == Why::EachNode);
         assert!(each.into_iter().all(|one| refused(&one.name, "n2") == Immovable::EachNode));
         let alone = sets(set().without(&[Replica(1)]));

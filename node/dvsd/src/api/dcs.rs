@@ -1023,8 +1023,8 @@ mod tests {
         assert!(refused.hint.as_ref().is_some_and(|hint| hint.contains("replicas = 1")), "{refused}");
 
         // One with room is not enough: a copy that is missing would be missed when it is needed.
-        let capacity = json!({ "containers": 9, "memory_bytes": 1 << 30, "disk_bytes": 5 << 30, "cpus": 1 });
-        let full = json!({ "containers": 9, "memory_bytes": 1 << 30, "disk_bytes": 3 << 30, "cpus": 1 });
+        let capacity = json!({ "containers": 9, "memory_bytes": 1 << 30, "disk_bytes": 9_u64 << 30, "cpus": 1 });
+        let full = json!({ "containers": 9, "memory_bytes": 1 << 30, "disk_bytes": 2_u64 << 30, "cpus": 1 });
         let ops = [Op::put("/capacity/n1", capacity.to_string()), Op::put("/capacity/n2", full.to_string())];
         engine.transact(&[], &ops).unwrap();
         let refused = kept("lacks", &both, json!([disk("root", None)])).unwrap_err();

@@ -410,7 +410,7 @@ mod tests {
         let copies: Vec<_> =
             copies.map(|copy| (copy.index, copy.node.as_str(), copy.volume.as_ref().unwrap().set)).collect();
         assert_eq!(copies.len(), 2);
-        assert_eq!((copies[0], copies[1].0, copies[1].2), ((2, "n2", Some(99)), 3, Some(99)));
+        assert_eq!((copies[0], copies[1].0, copies[1].2), ((4, "n2", Some(99)), 5, Some(99)));
         assert_ne!(copies[1].1, "n2");
         assert_eq!(promised(&after).iter().sum::<u64>(), 4 * 1024);
     }
