@@ -82,8 +82,8 @@ impl Cluster {
     }
 
     /// A container over the first `nodes` nodes, started. Its disk has one copy unless `more` says otherwise, which is
-    /// faster than what people get who say nothing; `$DVS_TEST_REPLICAS` has all tests on disks with so many copies, where
-    /// there are as many nodes.
+    /// faster than what people get who say nothing; `$DVS_TEST_REPLICAS` has all tests on disks with so many copies,
+    /// where there are as many nodes.
     pub fn container(&self, name: &str, nodes: usize, more: &[&str]) {
         let list = (1..=nodes).map(|index| format!("n{index}")).collect::<Vec<_>>().join(",");
         let mut arguments = vec!["dc", "create", name, "--nodes", &list, "--start"];

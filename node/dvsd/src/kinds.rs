@@ -38,8 +38,8 @@ pub struct Kind {
 /// How many of a kind a container has, and where.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stands {
-    /// One, where `servers` of the description says. Where it says nothing: beside the first of another kind, or the server
-    /// of a name, if one is named here and there.
+    /// One, where `servers` of the description says. Where it says nothing: beside the first of another kind, or the
+    /// server of a name, if one is named here and there.
     Once { beside: Option<&'static str> },
     /// One for each copy of each disk that has several, the first where the description of the disk says.
     PerCopy,

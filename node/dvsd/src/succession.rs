@@ -1,6 +1,6 @@
-//! Where disks with copies, file servers and key-value servers stand next, when the node of one was lost, or when a disk gave way to a
-//! copy that knows more. Decided by the living node with the lowest number, as for services; every change compares the
-//! records that it came from.
+//! Where disks with copies, file servers and key-value servers stand next, when the node of one was lost, or when a
+//! disk gave way to a copy that knows more. Decided by the living node with the lowest number, as for services; every
+//! change compares the records that it came from.
 //!
 //! The container's record says where a disk stands, the record of the disk which copy is primary. One transaction
 //! changes both, and a disk server becomes primary of the next epoch only where the record says so. So two never stand

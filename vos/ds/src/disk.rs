@@ -5,10 +5,10 @@
 //! | 0, 1 | head, in turn: how long the file is, and how far the disk was ever written |
 //! | from 2 on | the file |
 //!
-//! What is written stays here until it is synced, as in the page cache of a host, and goes to the disk together then. So
-//! a server that dies takes along what was not synced, which the store does not rely on. The length is another matter:
-//! where the file ends may have anything behind it, so a head is on the medium before anything is written behind the
-//! earlier end, and what a shorter file left there is cleared before the file has it again.
+//! What is written stays here until it is synced, as in the page cache of a host, and goes to the disk together then.
+//! So a server that dies takes along what was not synced, which the store does not rely on. The length is another
+//! matter: where the file ends may have anything behind it, so a head is on the medium before anything is written
+//! behind the earlier end, and what a shorter file left there is cleared before the file has it again.
 //!
 //! The disk takes changes from the newest server alone (`docs/design/placement.md`). Who is refused has a successor: it
 //! answers nothing more and ends.
@@ -423,8 +423,8 @@ mod tests {
             let mut state = seed;
             let memory = Memory::new();
             let mut store = DiskFile::open(memory.clone()).unwrap();
-            // Those that may be found after a loss of power: as of the last sync, and what left since. Which blocks were
-            // changed since.
+            // Those that may be found after a loss of power: as of the last sync, and what left since. Which blocks
+            // were changed since.
             let (mut file, mut left, mut changed) = (Vec::new(), vec![Vec::new()], BTreeSet::new());
             for _ in 0..60 {
                 match random(&mut state) % 8 {

@@ -10,8 +10,8 @@
 //! that events were lost. `NEXT` names the highest revision the client saw, so that repeating it loses and doubles
 //! nothing. A subscription sees the events above both that revision and its own beginning.
 //!
-//! Where the store's file is on a disk with copies, it is placed as a file server is: another one goes on with it when the
-//! node of this one is lost, and this one answers nothing more then (`libvos::OwnHold`).
+//! Where the store's file is on a disk with copies, it is placed as a file server is: another one goes on with it when
+//! the node of this one is lost, and this one answers nothing more then (`libvos::OwnHold`).
 //!
 //! Not here: replication (`vos/disk`).
 

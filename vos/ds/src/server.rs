@@ -1,7 +1,7 @@
 //! The key-value server's process: from its spawn record to a service and back.
 //!
-//! Spawn record: options `keys` and `bytes` (what the store may hold); descriptor `image`, or, where the store is on a disk
-//! of the container, options `disk` (its endpoint number) and `disk_epoch` (of its placement).
+//! Spawn record: options `keys` and `bytes` (what the store may hold); descriptor `image`, or, where the store is on a
+//! disk of the container, options `disk` (its endpoint number) and `disk_epoch` (of its placement).
 
 use std::process::ExitCode;
 

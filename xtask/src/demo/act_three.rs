@@ -7,8 +7,8 @@ use super::site::{ADDRESS, Site};
 use crate::run::Outcome;
 
 const DC: &str = "g";
-/// Where file server and disk begin; the other copy, which a disk has unless told otherwise, is on one of the two others,
-/// the web server on the first.
+/// Where file server and disk begin; the other copy, which a disk has unless told otherwise, is on one of the two
+/// others, the web server on the first.
 const NODE: &str = "n2";
 /// The transfer is slowed so that the loss falls into it.
 const BYTES_PER_SECOND: u32 = 40_000_000;
