@@ -5,9 +5,9 @@
 //! (name of the snapshot to go back to before anything else) and `go_back_number` (of that wish, which is heeded once);
 //! descriptor `lost` (which nodes are lost, whose gates need not be waited for).
 //!
-//! Nothing is answered while the volume is not held (`libvos::OwnHold`). The loop only hands over: workers execute. What never
-//! waits (events, releases, cancellations) the loop does itself. Checkpoints and everything that depends on time are
-//! jobs of the same workers, started by the loop's tick.
+//! Nothing is answered while the volume is not held (`libvos::OwnHold`). The loop only hands over: workers execute.
+//! What never waits (events, releases, cancellations) the loop does itself. Checkpoints and everything that depends on
+//! time are jobs of the same workers, started by the loop's tick.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
