@@ -18,6 +18,7 @@ nodes = ["n1", "n2", "n3"]
 name = "root"
 bytes = 67108864
 node = "n1"
+replicas = 1
 
 [[disks]]
 name = "data"
@@ -255,7 +256,7 @@ fn disks_come_grow_and_go_while_their_container_runs() {
     assert_eq!(promised(&cluster), before);
 
     // One of its name is another one; one without copies grows, and is there after a restart.
-    cluster.ok(&["disk", "create", "shop", "more", "--size", "32M", "--node", "n1", "--sparse"]);
+    cluster.ok(&["disk", "create", "shop", "more", "--size", "32M", "--node", "n1", "--replicas", "1", "--sparse"]);
     cluster.ok(&["disk", "export", "shop", "more"]);
     qemu_io(&cluster, "n1", uri, &["read -P 0 0 32M", "write -f -P 5 31M 1M"]);
     cluster.ok(&["disk", "resize", "shop", "more", "48M"]);

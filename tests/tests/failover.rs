@@ -1,7 +1,8 @@
 //! A disk with copies, and the file server on it, go on elsewhere when their node is lost; programs wait meanwhile.
 
-use std::process::Child;
-use std::time::Duration;
+use std::io::{BufRead, Write};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 use end_to_end::{Cluster, eventually, has_etcd};
 
@@ -84,7 +85,6 @@ fn servers_stand_where_people_want_them_and_programs_notice_a_pause() {
     }
     for (server, to, told) in [
         ("disk-root", "n3", "no copy of it is on n3"),
-        ("ds", "n1", "lies on n3 alone"),
         ("gate", "n2", "one stands on each node"),
         ("fs", "n9", "does not span node 'n9'"),
         ("nope", "n1", "one of"),
@@ -122,7 +122,8 @@ fn disk_moves_to_another_node_by_its_copies_and_what_a_forced_one_misses_is_lost
         return;
     }
     let cluster = Cluster::up_with(3, &["--engine", "etcd"]);
-    let create = ["dc", "create", "shop", "--nodes", "n1,n2,n3", "--disk", "64M", "--disk-node", "n1"];
+    let create =
+        ["dc", "create", "shop", "--nodes", "n1,n2,n3", "--disk", "64M", "--disk-node", "n1", "--replicas", "1"];
     cluster.ok(&[&create[..], &["--ds-node", "n3", "--start"]].concat());
     let run = ["run", "shop", "--node", "n3", "--", "python3", "-c", WRITER];
     let writer = cluster.spawn(&run);
@@ -185,7 +186,7 @@ fn file_server_of_a_lost_node_goes_to_its_disk() {
     }
     let cluster = Cluster::up_with(3, &["--engine", "etcd"]).asking("n3");
     let nodes = ["dc", "create", "shop", "--nodes", "n1,n2,n3", "--disk", "64M", "--disk-node", "n2"];
-    cluster.ok(&[&nodes[..], &["--fs-node", "n1", "--ds-node", "n3", "--start"]].concat());
+    cluster.ok(&[&nodes[..], &["--fs-node", "n1", "--ds-node", "n3", "--replicas", "1", "--start"]].concat());
     cluster.sh("shop", "n3", "echo kept > /dc/before; sync");
     assert_eq!(node_of(&cluster, "fs"), "n1");
     cluster.ok(&["dev", "kill", "n1"]);
@@ -254,6 +255,61 @@ fn disk_and_files_of_a_lost_node_go_on_beside_another_copy_and_come_back() {
     cluster.ok(&["dc", "stop", "shop"]);
     cluster.ok(&["dc", "start", "shop"]);
     assert_eq!((cluster.sh("shop", "n2", "tail -1 /dc/log").trim(), generation()), ("more", before));
+}
+
+/// Replaces a file again and again, each time whole: written beside it, made durable, renamed. Says how often that was
+/// done, each time when it was.
+const REPLACER: &str = r#"
+import os, sys
+count = 0
+while True:
+    with open("/dc/next", "w") as file:
+        file.write("%08d" % count)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename("/dc/next", "/dc/state")
+    directory = os.open("/dc", os.O_RDONLY)
+    os.fsync(directory)
+    os.close(directory)
+    print(count, flush=True)
+    count += 1
+"#;
+
+#[test]
+fn container_of_which_nobody_said_more_outlives_the_node_of_its_tree() {
+    if !has_etcd() {
+        return;
+    }
+    let cluster = Cluster::up_with(3, &["--engine", "etcd"]).asking("n3");
+    // As people make it: how many copies it has is decided, told and kept.
+    let create = cluster.output(&["dc", "create", "shop", "--nodes", "n1,n2,n3", "--disk", "64M", "--start"]);
+    let told = String::from_utf8_lossy(&create.stderr).into_owned();
+    assert!(create.status.success() && told.contains("copies on n1 and n2") && told.contains("--replicas 1"), "{told}");
+    assert_eq!(inspect(&cluster)["spec"]["disks"][0]["replicas"], 2);
+    let description = cluster.state_dir().join("shop.toml");
+    std::fs::write(&description, "name = \"shop\"\nnodes = [\"n1\", \"n2\", \"n3\"]\n").expect("written");
+    let plan = ["plan", "-f", description.to_str().expect("text")];
+    assert_eq!(cluster.ok(&plan), "shop: as described\n", "what says nothing of copies changes none");
+    let new = cluster.state_dir().join("new.toml");
+    std::fs::write(&new, "name = \"new\"\nnodes = [\"n1\", \"n2\"]\n").expect("written");
+    let planned = cluster.ok(&["plan", "-f", new.to_str().expect("text")]);
+    assert!(planned.contains("disk root: 2 copies, on n1, n2: 2 times its size"), "{planned}");
+    await_copies(&cluster, "n1", &["n2"]);
+    assert_eq!((node_of(&cluster, "disk-root"), node_of(&cluster, "fs")), ("n1".to_owned(), "n1".to_owned()));
+
+    let mut replacer = cluster.spawn(&["run", "shop", "--node", "n3", "--", "python3", "-c", REPLACER]);
+    let said = std::io::BufReader::new(replacer.stdout.take().expect("its output"));
+    let mut said = said.lines().map(|line| line.expect("text").parse::<u64>().expect("a number"));
+    said.find(|count| *count >= 20).expect("it replaces");
+    cluster.ok(&["dev", "kill", "n1"]);
+    // What it said before the loss and after it is in order: nothing that was durable is away.
+    let after = said.find(|count| *count >= 400).expect("it goes on");
+    drop(said);
+    replacer.kill().expect("it runs");
+    let _ = replacer.wait();
+    let state: u64 = cluster.sh("shop", "n2", "cat /dc/state").trim().parse().expect("a number");
+    assert!(state >= after, "{state} of {after}");
+    assert_eq!((node_of(&cluster, "disk-root"), node_of(&cluster, "fs")), ("n2".to_owned(), "n2".to_owned()));
 }
 
 /// Writes over what begins with `text` in the image of the disk on a node.
@@ -330,4 +386,119 @@ fn tree_grows_with_its_disk_while_programs_write() {
     assert_eq!(cluster.sh("shop", "n2", "stat -c %s /dc/much").trim(), "104857600");
     let (status, said) = cluster.fails(&["disk", "resize", "shop", "root", "100M"]);
     assert!(status == 1 && said.contains("not made smaller"), "{said}");
+}
+
+/// `dvs ds pipe` with numbers under one key, each on condition of the revision of the one before: a number that was put
+/// twice, or that is lost, breaks the chain.
+struct Numbers {
+    pipe: Child,
+    answers: std::io::Lines<std::io::BufReader<std::process::ChildStdout>>,
+    next: u64,
+    revision: u64,
+    slowest: Duration,
+}
+
+impl Numbers {
+    fn begin(cluster: &Cluster) -> Numbers {
+        let mut command = cluster.command(&["ds", "pipe", "shop"]);
+        let mut pipe = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("dvs starts");
+        let answers = std::io::BufReader::new(pipe.stdout.take().expect("its output")).lines();
+        Numbers { pipe, answers, next: 0, revision: 0, slowest: Duration::ZERO }
+    }
+
+    fn put(&mut self, count: u64) {
+        for _ in 0..count {
+            let began = Instant::now();
+            let (value, revision) = (self.next.to_string(), self.revision);
+            let put = serde_json::json!({ "op": "put", "key": "number", "value": value, "revision": revision });
+            let into = self.pipe.stdin.as_mut().expect("its input");
+            writeln!(into, "{put}").expect("it listens");
+            let answer = self.answers.next().expect("an answer").expect("text");
+            let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
+            self.revision = answer["revision"].as_u64().unwrap_or_else(|| panic!("{value}: {answer}"));
+            (self.next, self.slowest) = (self.next + 1, self.slowest.max(began.elapsed()));
+        }
+    }
+
+    /// How long the slowest took since this was asked last.
+    fn slowest(&mut self) -> Duration {
+        std::mem::take(&mut self.slowest)
+    }
+}
+
+/// Copies of the disk of the key-value server that have everything.
+fn await_store(cluster: &Cluster, nodes: &[&str]) {
+    eventually(&format!("copies of the store on {nodes:?} have everything"), SOON, || {
+        let shown = cluster.json(&["disk", "inspect", "shop", "_ds", "-o", "json"]);
+        let copies = shown["copies"].as_array()?.clone();
+        let has_all = |copy: &&serde_json::Value| copy["state"] == "primary" || copy["state"] == "current";
+        let mut there: Vec<&str> = copies.iter().filter(has_all).filter_map(|copy| copy["node"].as_str()).collect();
+        there.sort_unstable();
+        (there == nodes).then_some(())
+    });
+}
+
+#[test]
+fn values_and_events_of_a_lost_or_silent_node_go_on_elsewhere_once_each() {
+    if !has_etcd() {
+        return;
+    }
+    let cluster = Cluster::up_with(3, &["--engine", "etcd"]).asking("n3");
+    // What dvs ds starts is on the first of its nodes.
+    let create = ["dc", "create", "shop", "--nodes", "n3,n1,n2", "--disk", "64M", "--disk-node", "n2"];
+    cluster.ok(&[&create[..], &["--ds-node", "n1", "--start"]].concat());
+    let places = || [node_of(&cluster, "ds"), node_of(&cluster, "disk-_ds")];
+    assert_eq!(places(), ["n1", "n1"]);
+    await_store(&cluster, &["n1", "n3"]);
+    for refused in [["delete", "shop", "_ds"].as_slice(), &["resize", "shop", "_ds", "8G"]] {
+        let (status, said) = cluster.fails(&[&["disk"], refused].concat());
+        assert!(status == 1 && said.contains("the key-value server has its file there"), "{said}");
+    }
+
+    let mut numbers = Numbers::begin(&cluster);
+    numbers.put(1);
+    let after = numbers.revision.to_string();
+    let mut watch = cluster.spawn(&["ds", "watch", "shop", "number", "--after", &after, "-o", "json"]);
+    let mut events = std::io::BufReader::new(watch.stdout.take().expect("its output")).lines();
+    numbers.put(100);
+    numbers.slowest();
+    cluster.ok(&["dev", "kill", "n1"]);
+    numbers.put(100);
+    let (lost, now) = (numbers.slowest(), places());
+    assert_eq!(now, ["n3", "n3"]);
+    assert!(lost < Duration::from_millis(PAUSE_MS_MAX), "{lost:?}");
+    assert_eq!(cluster.ok(&["ds", "get", "shop", "number"]), (numbers.next - 1).to_string());
+
+    // It comes back, catches up, and is silent the next time.
+    cluster.ok(&["dev", "restart", "n1"]);
+    await_store(&cluster, &["n1", "n3"]);
+    cluster.ok(&["server", "move", "shop", "disk-_ds", "n1"]);
+    numbers.put(100);
+    assert_eq!(places(), ["n1", "n1"]);
+    numbers.slowest();
+    cluster.ok(&["dev", "exec", "n1", "--", "sh", "-c", "kill -STOP -1"]);
+    numbers.put(100);
+    let silent = numbers.slowest();
+    assert_eq!(places(), ["n3", "n3"]);
+    assert!(silent < Duration::from_millis(PAUSE_MS_MAX), "{silent:?}");
+    cluster.ok(&["dev", "exec", "n1", "--", "sh", "-c", "kill -CONT -1"]);
+    numbers.put(100);
+    await_store(&cluster, &["n1", "n3"]);
+    println!("the slowest put took {lost:?} when the node was lost, {silent:?} when it was silent");
+
+    // A server that is killed is nothing to it, nor is a stop.
+    let pid = cluster.server_pid("shop", "n3", "ds").expect("it runs");
+    cluster.ok(&["dev", "exec", "n3", "--", "kill", "-9", &pid.to_string()]);
+    numbers.put(50);
+    for number in 1..numbers.next {
+        let event: serde_json::Value =
+            serde_json::from_str(&events.next().expect("an event").expect("text")).expect("JSON");
+        assert_eq!((event["kind"].as_str(), &event["value"]), (Some("put"), &number.to_string().into()));
+    }
+    let _ = (watch.kill(), watch.wait());
+    drop(numbers.pipe.stdin.take());
+    let _ = numbers.pipe.wait();
+    cluster.ok(&["dc", "stop", "shop"]);
+    cluster.ok(&["dc", "start", "shop"]);
+    assert_eq!(cluster.ok(&["ds", "get", "shop", "number"]), (numbers.next - 1).to_string());
 }

@@ -481,7 +481,20 @@ fn deputies_end_with_the_lost_node_of_their_jobs() {
     }
     // Three, so that two decide about the third.
     let cluster = Cluster::up_with(3, &["--engine", "etcd"]);
-    cluster.ok(&["dc", "create", "shop", "--nodes", "n1,n2,n3", "--start", "--fs-node", "n1", "--disk-node", "n1"]);
+    cluster.ok(&[
+        "dc",
+        "create",
+        "shop",
+        "--nodes",
+        "n1,n2,n3",
+        "--start",
+        "--replicas",
+        "1",
+        "--fs-node",
+        "n1",
+        "--disk-node",
+        "n1",
+    ]);
     let there = "on n3 -- sleep 1006 2>&1; echo $?";
     let mut there = cluster.command(&["run", "shop", "--node", "n1", "--", "bash", "-c", there]);
     let there = there.stdout(Stdio::piped()).spawn().expect("a shell");
@@ -516,7 +529,20 @@ fn hundred_losses_of_nodes_leave_nothing_behind() {
     }
     let losses: usize = std::env::var("COUNT").ok().and_then(|count| count.parse().ok()).unwrap_or(100);
     let cluster = Cluster::up_with(3, &["--engine", "etcd"]);
-    cluster.ok(&["dc", "create", "shop", "--nodes", "n1,n2,n3", "--start", "--fs-node", "n1", "--disk-node", "n1"]);
+    cluster.ok(&[
+        "dc",
+        "create",
+        "shop",
+        "--nodes",
+        "n1,n2,n3",
+        "--start",
+        "--replicas",
+        "1",
+        "--fs-node",
+        "n1",
+        "--disk-node",
+        "n1",
+    ]);
     let state_of = |node: &str| {
         let nodes = cluster.json(&["node", "ls", "-o", "json"]);
         let found = nodes.as_array()?.iter().find(|one| one["name"] == node)?;

@@ -289,7 +289,20 @@ fn instance_of_a_lost_node_begins_elsewhere_in_time_and_never_runs_twice() {
         return;
     }
     let cluster = Cluster::up_with(3, &["--engine", "etcd"]);
-    cluster.ok(&["dc", "create", "shop", "--nodes", "n1,n2,n3", "--start", "--fs-node", "n1", "--disk-node", "n1"]);
+    cluster.ok(&[
+        "dc",
+        "create",
+        "shop",
+        "--nodes",
+        "n1,n2,n3",
+        "--start",
+        "--replicas",
+        "1",
+        "--fs-node",
+        "n1",
+        "--disk-node",
+        "n1",
+    ]);
     add(&cluster, &["--health-http", "8080/"], "one", &server(8080, "only-one"));
     await_state(&cluster, "shop", "one/0", "healthy");
     // Links have been there for a while, as they are.
@@ -428,7 +441,20 @@ fn services_run_once_while_everything_is_killed_again_and_again() {
     }
     let (count, seed) = (number_of("COUNT", 200), number_of("SEED", 1));
     let cluster = Cluster::up_with(3, &["--engine", "etcd"]);
-    cluster.ok(&["dc", "create", "shop", "--nodes", "n1,n2,n3", "--start", "--fs-node", "n1", "--disk-node", "n1"]);
+    cluster.ok(&[
+        "dc",
+        "create",
+        "shop",
+        "--nodes",
+        "n1,n2,n3",
+        "--start",
+        "--replicas",
+        "1",
+        "--fs-node",
+        "n1",
+        "--disk-node",
+        "n1",
+    ]);
     add(&cluster, &["--health-http", "8080/"], "one", &server(8080, "chaos-one"));
     add(&cluster, &["--health-http", "8081/", "--instances", "3"], "many", &server(8081, "chaos-many"));
     let calm = || {
@@ -498,7 +524,20 @@ fn figures_of_lost_nodes() {
         return;
     }
     let cluster = Cluster::up_with(3, &["--engine", "etcd"]);
-    cluster.ok(&["dc", "create", "shop", "--nodes", "n1,n2,n3", "--start", "--fs-node", "n1", "--disk-node", "n1"]);
+    cluster.ok(&[
+        "dc",
+        "create",
+        "shop",
+        "--nodes",
+        "n1,n2,n3",
+        "--start",
+        "--replicas",
+        "1",
+        "--fs-node",
+        "n1",
+        "--disk-node",
+        "n1",
+    ]);
     add(&cluster, &["--health-http", "8080/"], "one", &server(8080, "figures-one"));
     let healthy_at = || {
         let now = instance(&cluster, "shop", "one/0");

@@ -360,7 +360,7 @@ fn several_machines_are_a_cluster_by_the_commands_of_the_readme_and_survive_each
     // "Then `dvs node ls` shows them all, from each of them, and containers span them."
     site.await_ready(&[0, 1, 2], &NAMES);
     site.await_members(&NAMES);
-    site.sh(1, "dvs dc create shop --nodes n1,n2,n3 --fs-node n1 --disk-node n2 --start >&2");
+    site.sh(1, "dvs dc create shop --nodes n1,n2,n3 --fs-node n1 --disk-node n2 --replicas 1 --start >&2");
     let start = |program: &str| {
         let script = quoted(&on_clock_of(program, CLOCK));
         site.sh(0, &format!("dvs run -d shop --node {program} -- sh -c {script}")).trim().to_owned()

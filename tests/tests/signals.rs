@@ -122,7 +122,20 @@ fn processes_of_a_lost_node_are_gone_and_those_that_come_after_it_are_there() {
     }
     // Three, so that two decide about the third.
     let cluster = Cluster::up_with(3, &["--engine", "etcd"]);
-    cluster.ok(&["dc", "create", "shop", "--nodes", "n1,n2,n3", "--start", "--fs-node", "n1", "--disk-node", "n1"]);
+    cluster.ok(&[
+        "dc",
+        "create",
+        "shop",
+        "--nodes",
+        "n1,n2,n3",
+        "--start",
+        "--replicas",
+        "1",
+        "--fs-node",
+        "n1",
+        "--disk-node",
+        "n1",
+    ]);
     let far = start_far(&cluster, "n3");
     let said = |pid: &str| {
         let kill = format!(
@@ -424,7 +437,20 @@ fn descriptor_of_a_process_says_that_its_node_is_lost() {
         return;
     }
     let cluster = Cluster::up_with(3, &["--engine", "etcd"]);
-    cluster.ok(&["dc", "create", "shop", "--nodes", "n1,n2,n3", "--start", "--fs-node", "n1", "--disk-node", "n1"]);
+    cluster.ok(&[
+        "dc",
+        "create",
+        "shop",
+        "--nodes",
+        "n1,n2,n3",
+        "--start",
+        "--replicas",
+        "1",
+        "--fs-node",
+        "n1",
+        "--disk-node",
+        "n1",
+    ]);
     let far = cluster.ok(&["run", "-d", "shop", "--node", "n3", "--", "sleep", "1000"]).trim().to_owned();
     let mut waits = cluster.command_without_limit(&python("n1", &[], OPEN, &[&far, "wait", "60"]));
     let mut waits = waits.stdout(std::process::Stdio::piped()).spawn().expect("a program");

@@ -49,7 +49,20 @@ fn on(cluster: &Cluster, node: &str, script: &str) {
 #[test]
 fn dead_machine_is_fenced_within_a_second_or_so_and_comes_back_anew() {
     let Some(cluster) = cluster() else { return };
-    cluster.ok(&["dc", "create", "shop", "--nodes", "n1,n2,n3", "--start", "--fs-node", "n1", "--disk-node", "n1"]);
+    cluster.ok(&[
+        "dc",
+        "create",
+        "shop",
+        "--nodes",
+        "n1,n2,n3",
+        "--start",
+        "--replicas",
+        "1",
+        "--fs-node",
+        "n1",
+        "--disk-node",
+        "n1",
+    ]);
     let before = epoch(&cluster, "n3");
     let began = Instant::now();
     cluster.ok(&["dev", "kill", "n3"]);

@@ -48,10 +48,11 @@ impl Testbed {
         self.asked = Some(node);
     }
 
-    /// A container over all nodes with this binary in its tree.
+    /// A container over all nodes with this binary in its tree; with one copy of its disk unless `more` says otherwise.
     pub fn container(&self, name: &str, more: &[&str]) -> Outcome<()> {
         let (nodes, own) = (NODES.join(","), std::env::current_exe()?);
-        self.say(&[&["dc", "create", name, "--nodes", &nodes, "--start"], more].concat())?;
+        let copies: &[&str] = if more.contains(&"--replicas") { &[] } else { &["--replicas", "1"] };
+        self.say(&[&["dc", "create", name, "--nodes", &nodes, "--start"], copies, more].concat())?;
         self.say(&[OsStr::new("cp"), own.as_os_str(), OsStr::new(&format!("{name}:{INSIDE}"))])?;
         Ok(())
     }

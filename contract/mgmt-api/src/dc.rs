@@ -243,8 +243,9 @@ pub struct DiskSpec {
     pub bytes: u64,
     #[serde(default)]
     pub store: DiskStore,
-    /// Copies of it, each on another node of the container, all written before a write is done. Absent: one, and the
-    /// disk is lost with its node.
+    /// Copies of it, each on another node of the container, all written before a write is done: the loss of a node
+    /// loses nothing, and each takes the space of the disk. Absent in what is asked for: two, or one in a container of
+    /// one node. Absent in what there is: one, and the disk is lost with its node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<u8>,
 }

@@ -54,7 +54,7 @@ pub use node::{
     ChannelCounts, ChannelInfo, ChannelKind, ClusterLevel, EndCounts, Health, HealthCheck, LinkInfo, LinkState, Node,
     NodeState, PAIRS_MAX, PendingServer, UpgradeState, Version,
 };
-pub use placement::{Capacity, Instance, Placement, Promise, Role, ServerKind, Volume, Why};
+pub use placement::{Capacity, Instance, Placement, Promise, Role, STORE_DISK, ServerKind, Volume, Why};
 pub use plan::{ApplyPlan, ApplyRequest, DcPlan, PlanRequest, PlanStep};
 pub use port::{NoPort, PortAtNode, PortInfo, PortProtocol, PortSpec, PortState, SharePort};
 pub use process::{

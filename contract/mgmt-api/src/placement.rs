@@ -123,6 +123,10 @@ impl fmt::Display for Why {
     }
 }
 
+/// Name of the disk on which the key-value server has its file, in containers whose file tree has copies: as many
+/// copies, and no description names it. (Names that people give begin with a letter.)
+pub const STORE_DISK: &str = "_ds";
+
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Volume {

@@ -38,8 +38,8 @@ pub struct Kind {
 /// How many of a kind a container has, and where.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stands {
-    /// One, where `servers` of the description says. Where it says nothing: beside the first of another kind, if one is
-    /// named here.
+    /// One, where `servers` of the description says. Where it says nothing: beside the first of another kind, or the
+    /// server of a name, if one is named here and there.
     Once { beside: Option<&'static str> },
     /// One for each copy of each disk that has several, the first where the description of the disk says.
     PerCopy,
@@ -62,6 +62,10 @@ pub enum Setting {
     EpochOf(&'static str),
     /// The endpoint of who may change its disk.
     OwnerOfDisk,
+    /// The endpoint of the disk on which the key-value server has its file. It has a file of its node: not told.
+    StoreDisk,
+    /// The epoch in which that was placed. Likewise.
+    StoreDiskEpoch,
     /// The disks that are served over NBD: `NAME=ENDPOINT`, `:ro` behind those that clients only read, with commas.
     Exports,
     DiskBytes,
@@ -95,7 +99,7 @@ pub enum Source {
     Fence,
     /// The file beside the image of a copy that keeps what it knows.
     Kept,
-    /// A file of its own beside the images of disks.
+    /// A file of its own beside the images of disks, unless there is a disk for it.
     Store,
     /// What the keeper holds under this name.
     Keeper(&'static str),
@@ -144,6 +148,10 @@ pub const CALLS: &str = "calls";
 
 /// The gate that serves disks over NBD.
 pub const NBD: &str = "nbd";
+
+/// The server of the disk on which the key-value server has its file.
+const STORE_DISK_SERVER: &str = "disk-_ds";
+const _: () = assert!(STORE_DISK_SERVER.len() == "disk-".len() + mgmt_api::STORE_DISK.len());
 
 /// One of several images of a disk.
 pub const COPY: &str = "copy";
@@ -211,13 +219,13 @@ pub static KINDS: &[Kind] = &[
     },
     Kind {
         name: "ds",
-        stands: Stands::Once { beside: None },
+        stands: Stands::Once { beside: Some(STORE_DISK_SERVER) },
         endpoint: Endpoint::DS,
         needs: ON_A_BROKER,
         ends: (Stage::Settled, 1),
         uid_slot: 1,
         arguments: &["server", "ds"],
-        options: &[],
+        options: &[("disk", Setting::StoreDisk), ("disk_epoch", Setting::StoreDiskEpoch)],
         descriptors: &[("image", Source::Store)],
         serving: None,
         pid_namespace: PidNamespace::Own,

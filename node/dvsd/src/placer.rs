@@ -9,13 +9,21 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use mgmt_api::{DcSpec, DiskSpec, DiskStore, Instance, Placement, Promise, Role, ServerKind, Volume, Why};
+use abi::limits::DISKS_PER_DC;
+use mgmt_api::{DcSpec, DiskSpec, DiskStore, Instance, Placement, Promise, Role, STORE_DISK, ServerKind, Volume, Why};
 
 use crate::kinds::{COPY, Kind, NBD, Stands};
 use crate::ledger::{Accounts, Shortage};
 
 /// Of the disk that a container has when its description names none.
 const DEFAULT_DISK_BYTES: u64 = 1 << 30;
+/// Of a disk whose description says nothing of copies, where there are as many nodes: the loss of one loses nothing.
+const DEFAULT_REPLICAS: usize = 2;
+/// Of the disk of the key-value server, which takes space as it is used: what the store may hold, and as much again for
+/// what is written anew before the earlier is given up, and its file doubles as it grows.
+const STORE_DISK_BYTES: u64 = 4 << 30;
+/// Its position: that which disks of people get last.
+pub const STORE_DISK_INDEX: usize = DISKS_PER_DC as usize - 1;
 /// Of what was placed for the first time.
 const FIRST_EPOCH: u64 = 1;
 
@@ -67,7 +75,9 @@ pub fn number_sets<E>(instances: &mut [Instance], mut draw: impl FnMut() -> Resu
 
 /// The servers, whether there is enough for them or not.
 pub fn instances(wish: &DcSpec, kinds: &[Kind], accounts: &Accounts) -> Vec<Instance> {
-    let disks = disks(wish);
+    let mut disks = disks(wish);
+    disks.extend(disk_of_store(wish));
+    let index_of = |index: usize, disk: &DiskSpec| if disk.name == STORE_DISK { STORE_DISK_INDEX } else { index };
     let mut placing = Placing { wish, accounts, taken: BTreeMap::new(), instances: Vec::new() };
     for server in &wish.servers {
         server.node.iter().for_each(|node| placing.take(node, 0));
@@ -78,7 +88,9 @@ pub fn instances(wish: &DcSpec, kinds: &[Kind], accounts: &Accounts) -> Vec<Inst
     for kind in kinds {
         match kind.stands {
             Stands::PerCopy => placing.copies(kind, &disks),
-            Stands::PerDisk => disks.iter().enumerate().for_each(|(index, disk)| placing.disk(kind, index, disk)),
+            Stands::PerDisk => {
+                disks.iter().enumerate().for_each(|(index, disk)| placing.disk(kind, index_of(index, disk), disk));
+            }
             Stands::Once { beside } => placing.one(kind, beside),
             Stands::Exporting => {
                 placing.instances.extend(exporting(wish, kind, &placing.instances, FIRST_EPOCH));
@@ -146,11 +158,62 @@ pub fn disks(wish: &DcSpec) -> Vec<DiskSpec> {
     }]
 }
 
+/// The disk of the key-value server, where the one of the file tree has copies: as many, the first where the server is
+/// asked for.
+pub fn disk_of_store(wish: &DcSpec) -> Option<DiskSpec> {
+    let tree = wish.disks.first().filter(|disk| disk.is_replicated())?;
+    let asked = wish.servers.iter().find(|server| server.kind == ServerKind::DS);
+    let (name, node) = (STORE_DISK.to_owned(), asked.and_then(|server| server.node.clone()));
+    Some(DiskSpec { name, node, bytes: STORE_DISK_BYTES, store: DiskStore::Sparse, replicas: tree.replicas })
+}
+
+/// The one there is.
+pub fn store_disk(instances: &[Instance]) -> Option<&Instance> {
+    instances.iter().find(|one| is_store(one))
+}
+
+/// Whether it is that disk.
+pub fn is_store(one: &Instance) -> bool {
+    one.kind == ServerKind::DISK && is_volume(one, STORE_DISK)
+}
+
+/// The disk that has what a server keeps, if that is no file of its node.
+pub fn disk_of_server<'a>(instances: &'a [Instance], server: &Instance) -> Option<&'a Instance> {
+    match server.kind.name() {
+        "fs" => instances.iter().find(|one| one.kind == ServerKind::DISK),
+        "ds" => store_disk(instances),
+        _ => None,
+    }
+}
+
+/// The description with how many copies each disk gets of which it does not say so. It is written down with the
+/// container: what is usual is decided once, and what there is stays as it is. On one node there is nothing to decide.
+pub fn with_usual_copies(wish: &DcSpec) -> DcSpec {
+    let mut wish = wish.clone();
+    if usual_copies(wish.nodes.len()) > 1 {
+        wish.disks = disks(&wish);
+    }
+    let nodes = wish.nodes.len();
+    wish.disks.iter_mut().for_each(|disk| *disk = with_usual_copies_of(disk, nodes));
+    wish
+}
+
+/// A disk of a container with so many nodes, likewise.
+pub fn with_usual_copies_of(disk: &DiskSpec, nodes: usize) -> DiskSpec {
+    let usual = u8::try_from(usual_copies(nodes)).ok().filter(|copies| *copies > 1);
+    DiskSpec { replicas: disk.replicas.or(usual), ..disk.clone() }
+}
+
+fn usual_copies(nodes: usize) -> usize {
+    DEFAULT_REPLICAS.min(nodes)
+}
+
 /// Disks that are served over NBD, each with whether clients may only read it. Those that the description names are
 /// there.
 pub fn exports<'a>(wish: &DcSpec, instances: &'a [Instance]) -> Vec<(&'a Instance, bool)> {
     let Some(nbd) = &wish.nbd else { return Vec::new() };
-    let disks: Vec<&Instance> = instances.iter().filter(|one| one.kind == ServerKind::DISK).collect();
+    let disks = instances.iter().filter(|one| one.kind == ServerKind::DISK && !is_store(one));
+    let disks: Vec<&Instance> = disks.collect();
     let named = |name: &String| disks.iter().copied().find(|disk| is_volume(disk, name));
     let chosen: Vec<&Instance> = match (nbd.disks.as_slice(), disks.as_slice()) {
         ([], [_, further @ ..]) if !further.is_empty() => further.to_vec(),
@@ -237,7 +300,8 @@ impl Placing<'_> {
 
     fn one(&mut self, kind: &Kind, beside: Option<&'static str>) {
         let asked = self.wish.servers.iter().find(|server| server.kind.name() == kind.name);
-        let neighbour = beside.and_then(|name| self.instances.iter().find(|instance| instance.kind.name() == name));
+        let is_meant = |one: &&Instance| beside.is_some_and(|name| one.kind.name() == name || one.name == name);
+        let neighbour = self.instances.iter().find(is_meant);
         let place = self
             .asked(asked.and_then(|server| server.node.as_deref()))
             .or_else(|| neighbour.map(|it| (it.node.clone(), Why::Beside { server: it.name.clone() })))
@@ -326,6 +390,33 @@ mod tests {
     }
 
     #[test]
+    fn store_is_on_a_disk_of_its_own_where_the_tree_has_copies_and_is_no_disk_of_people() {
+        let tree = json!([{ "name": "root", "bytes": 1 << 30, "node": "n1", "replicas": 2 }]);
+        let nbd = json!({ "listen": "127.0.0.1:10809" });
+        let placed = |more: Value| {
+            let mut all = json!({ "disks": tree, "nbd": nbd });
+            all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let wish = wish(all);
+            (wish.clone(), place(&wish, KINDS, &Accounts::new()).unwrap())
+        };
+        let (spec, open) = placed(json!({}));
+        let disk = store_disk(&open.instances).unwrap();
+        let ds = open.first(&ServerKind::DS).unwrap();
+        assert_eq!((disk.index, disk.name.as_str(), ds.node.as_str()), (STORE_DISK_INDEX, "disk-_ds", &*disk.node));
+        assert_eq!(copies_of(&open.instances, disk).count(), 2);
+        assert_eq!(ds.why, Why::Beside { server: "disk-_ds".to_owned() });
+        assert_eq!(disk_of_server(&open.instances, ds), Some(disk));
+        let exported = exports(&spec, &open.instances);
+        assert_eq!(exported.iter().map(|(disk, _)| disk.name.as_str()).collect::<Vec<_>>(), ["disk-root"]);
+        assert_eq!(open.promised.values().map(|promise| promise.disk_bytes).sum::<u64>(), 2 << 30);
+        let (_, asked) = placed(json!({ "servers": [{ "kind": "ds", "node": "n3" }] }));
+        let on = |kind| asked.first(&kind).map(|one| one.node.as_str());
+        assert_eq!((on(ServerKind::DS), store_disk(&asked.instances).map(|one| &*one.node)), (Some("n3"), Some("n3")));
+        let (_, one) = placed(json!({ "disks": [{ "name": "root", "bytes": 1 << 30 }] }));
+        assert_eq!(store_disk(&one.instances), None);
+    }
+
+    #[test]
     fn call_gates_are_for_containers_that_are_made_for_several_nodes_where_all_know_them() {
         let gates = |kinds: &[Kind], nodes: &[&str]| {
             let placed = place(&wish(json!({ "nodes": nodes })), kinds, &Accounts::new()).unwrap();
@@ -375,7 +466,7 @@ mod tests {
         number_sets(&mut placed.instances, &mut draw).unwrap();
         let sets = placed.instances.iter().filter_map(|one| one.volume.as_ref());
         let sets: BTreeSet<(&str, Option<u64>)> = sets.map(|volume| (volume.name.as_str(), volume.set)).collect();
-        assert_eq!(sets, BTreeSet::from([("a", Some(1)), ("b", None), ("c", Some(2))]));
+        assert_eq!(sets, BTreeSet::from([(STORE_DISK, Some(1)), ("a", Some(2)), ("b", None), ("c", Some(3))]));
 
         // Where the second copy has no room nothing is made.
         let small = Capacity { containers: 9, memory_bytes: 1 << 30, disk_bytes: Some(1 << 20), cpus: 1 };

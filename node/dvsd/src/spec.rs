@@ -165,8 +165,9 @@ fn check_servers(spec: &DcSpec) -> Result<(), ErrorBody> {
 }
 
 fn check_disks(spec: &DcSpec) -> Result<(), ErrorBody> {
-    if spec.disks.len() > DISKS_PER_DC as usize {
-        return Err(bad(format!("{} disks are too many", spec.disks.len())).hint(format!("at most {DISKS_PER_DC}")));
+    let most = DISKS_PER_DC as usize - usize::from(crate::placer::disk_of_store(spec).is_some());
+    if spec.disks.len() > most {
+        return Err(bad(format!("{} disks are too many", spec.disks.len())).hint(format!("at most {most}")));
     }
     let mut seen = BTreeSet::new();
     for (index, disk) in spec.disks.iter().enumerate() {
@@ -191,10 +192,14 @@ fn check_disks(spec: &DcSpec) -> Result<(), ErrorBody> {
     }
     let copies =
         spec.disks.iter().filter(|disk| disk.is_replicated()).map(|disk| u32::from(disk.replicas.unwrap_or(1)));
-    let copies: u32 = copies.sum();
+    let of_store = crate::placer::disk_of_store(spec).and_then(|disk| disk.replicas).map_or(0, u32::from);
+    let copies = copies.sum::<u32>() + of_store;
     if copies > COPIES_PER_DC {
         return Err(bad(format!("{copies} copies of disks are too many"))
-            .hint(format!("all replicas of a container together are at most {COPIES_PER_DC}")));
+            .hint(format!(
+                "all replicas of a container together are at most {COPIES_PER_DC}, with {of_store} of the key-value server's \
+                 disk: replicas = 1 for some"
+            )));
     }
     Ok(())
 }

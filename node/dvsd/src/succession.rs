@@ -1,6 +1,6 @@
-//! Where disks with copies and file servers stand next, when the node of one was lost, or when a disk gave way to a
-//! copy that knows more. Decided by the living node with the lowest number, as for services; every change compares the
-//! records that it came from.
+//! Where disks with copies, file servers and key-value servers stand next, when the node of one was lost, or when a
+//! disk gave way to a copy that knows more. Decided by the living node with the lowest number, as for services; every
+//! change compares the records that it came from.
 //!
 //! The container's record says where a disk stands, the record of the disk which copy is primary. One transaction
 //! changes both, and a disk server becomes primary of the next epoch only where the record says so. So two never stand
@@ -222,17 +222,16 @@ fn moved(
         let copy = copies.iter().find(|copy| copy.node == node).ok_or_else(|| Immovable::NoCopy { nodes: nodes() })?;
         let copy = number_of(copy).ok_or(Immovable::Behind)?;
         next.sets.insert(one.index, set.succeeded_by(copy).ok_or(Immovable::Behind)?);
-        next.stand_with_file_server(instances, one, node, &Why::Asked);
+        next.stand_with_its_server(instances, one, node, &Why::Asked);
         return Ok(next);
     }
     if one.kind.name() == NBD {
         next.stand(one, node, &Why::Asked);
         return Ok(next);
     }
-    if one.kind != ServerKind::FS {
-        return Err(data_there());
-    }
-    let disk = record.placement.first(&ServerKind::DISK).filter(|disk| disk.node == node);
+    // Whatever is no file of its node it finds from anywhere.
+    let disk = placer::disk_of_server(instances, one).ok_or_else(data_there)?;
+    let disk = Some(disk).filter(|disk| disk.node == node);
     next.stand(one, node, &disk.map_or(Why::Asked, |disk| Why::Beside { server: disk.name.clone() }));
     Ok(next)
 }
@@ -253,10 +252,9 @@ fn succeed(record: &DcRecord, sets: &BTreeMap<usize, ReplicaRecord>, sight: &dyn
         let members = copies::members(before, disk, next.sets.get(&disk.index).unwrap_or(set));
         members.into_iter().for_each(|set| drop(next.sets.insert(disk.index, set)));
     }
-    let file_servers = before.iter().filter(|one| one.kind == ServerKind::FS);
-    for server in file_servers {
-        let Some(disk) = next.placement.first(&ServerKind::DISK).cloned() else { continue };
-        let was_beside = record.placement.first(&ServerKind::DISK).is_some_and(|before| before.node == server.node);
+    for server in before {
+        let Some(disk) = placer::disk_of_server(&next.placement.instances, server).cloned() else { continue };
+        let was_beside = placer::disk_of_server(before, server).is_some_and(|before| before.node == server.node);
         if disk.node == server.node || sight.is_lost(&disk.node) {
             continue;
         }
@@ -291,11 +289,12 @@ fn place_of(
 }
 
 impl Succession {
-    /// A disk, and the file server with it when that stood beside it and was not asked for elsewhere.
-    fn stand_with_file_server(&mut self, instances: &[Instance], disk: &Instance, node: &str, why: &Why) {
+    /// A disk, and the server whose data it has with it when that stood beside it and was not asked for elsewhere.
+    fn stand_with_its_server(&mut self, instances: &[Instance], disk: &Instance, node: &str, why: &Why) {
         self.stand(disk, node, why);
         let goes_with = |server: &&Instance| {
-            server.kind == ServerKind::FS && server.node == disk.node && server.why != Why::Asked && disk.index == 0
+            let its = placer::disk_of_server(instances, server);
+            its.is_some_and(|its| its.index == disk.index) && server.node == disk.node && server.why != Why::Asked
         };
         if let Some(server) = instances.iter().find(goes_with) {
             self.stand(server, node, &Why::Beside { server: disk.name.clone() });
@@ -422,9 +421,6 @@ mod tests {
         let refused = |server, node| moved(server, node).unwrap_err();
         assert_eq!(refused("disk-root", "n3"), Immovable::NoCopy { nodes: vec!["n1".to_owned(), "n2".to_owned()] });
         assert!(matches!(refused("nope", "n2"), Immovable::Unknown { known } if known.contains(&"fs".to_owned())));
-        let ds = record.placement.first(&ServerKind::DS).unwrap().node.clone();
-        let elsewhere = if ds == "n3" { "n2" } else { "n3" };
-        assert_eq!(refused("ds", elsewhere), Immovable::DataThere { node: ds });
         let each = record.placement.instances.iter().filter(|one| one.why == Why::EachNode);
         assert!(each.into_iter().all(|one| refused(&one.name, "n2") == Immovable::EachNode));
         let alone = sets(set().without(&[Replica(1)]));
@@ -465,6 +461,33 @@ mod tests {
         assert_eq!(stands(&next(&beside, &["n1"]).unwrap(), &nbd), ("n2", 6));
         assert_eq!(stands(&next(&asked, &["n1"]).unwrap(), &nbd), ("n1", 5));
         assert_eq!(stands(&moved(&asked, &sets, "nbd", "n3").unwrap(), &nbd), ("n3", 6));
+    }
+
+    #[test]
+    fn store_goes_on_with_its_disk_and_where_people_want_it() {
+        let open = record(json!([]));
+        let place = |record: &DcRecord| {
+            let store = placer::store_disk(&record.placement.instances).unwrap();
+            let ds = record.placement.first(&ServerKind::DS).unwrap();
+            (store.clone(), ds.clone())
+        };
+        let (disk, ds) = place(&open);
+        let copies: Vec<Instance> = placer::copies_of(&open.placement.instances, &disk).cloned().collect();
+        let [first, second] = [0, 1].map(|index: usize| number_of(&copies[index]).unwrap());
+        let set = ReplicaRecord::new(9, first, &[second]).with(second);
+        let sets = BTreeMap::from([(disk.index, set)]);
+        let lost: &'static str = Box::leak(disk.node.clone().into_boxed_str());
+        let next = succeed(&open, &sets, &Nodes(vec![lost])).unwrap();
+        let after = DcRecord { placement: next.placement, ..open.clone() };
+        let (moved_disk, moved_ds) = place(&after);
+        assert_eq!((&moved_disk.node, &moved_ds.node), (&copies[1].node, &copies[1].node));
+        assert_eq!((moved_disk.epoch, moved_ds.epoch), (disk.epoch + 1, ds.epoch + 1));
+        // Its disk is found from anywhere; a store that is a file of its node is not.
+        let elsewhere = ["n1", "n2", "n3"].into_iter().find(|node| *node != ds.node).unwrap();
+        assert!(moved(&open, &sets, "ds", elsewhere).is_ok());
+        let file = record_with(json!([]), json!([{ "name": "root", "bytes": 1 << 30, "node": "n1" }]));
+        let (ds, other) = (file.placement.first(&ServerKind::DS).unwrap().node.clone(), "n1");
+        assert_eq!(moved(&file, &BTreeMap::new(), "ds", other), Err(Immovable::DataThere { node: ds }));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The file under the store: a descriptor that was handed over, without locks of its own.
+//! The file under the store: on a disk of the container ([`DiskFile`]), or a descriptor that was handed over, without
+//! locks of its own.
 //!
 //! Who may open the image is decided by the daemon, which starts a server only after its predecessor is dead. A lock on
 //! the file would outlive the predecessor wherever somebody kept a copy of its descriptor.
@@ -13,6 +14,59 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redb::StorageBackend;
+
+use crate::disk::DiskFile;
+
+/// Clones are the same file.
+#[derive(Clone, Debug)]
+pub enum StoreFile {
+    /// Of the node.
+    Own(FileStore),
+    OnDisk(DiskFile),
+}
+
+impl From<FileStore> for StoreFile {
+    fn from(file: FileStore) -> StoreFile {
+        StoreFile::Own(file)
+    }
+}
+
+impl From<DiskFile> for StoreFile {
+    fn from(file: DiskFile) -> StoreFile {
+        StoreFile::OnDisk(file)
+    }
+}
+
+impl StoreFile {
+    fn backend(&self) -> &dyn StorageBackend {
+        match self {
+            StoreFile::Own(file) => file,
+            StoreFile::OnDisk(file) => file,
+        }
+    }
+}
+
+impl StorageBackend for StoreFile {
+    fn len(&self) -> io::Result<u64> {
+        self.backend().len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.backend().read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.backend().set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.backend().sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.backend().write(offset, data)
+    }
+}
 
 /// Clones are the same file.
 #[derive(Clone, Debug)]

@@ -10,7 +10,10 @@
 //! that events were lost. `NEXT` names the highest revision the client saw, so that repeating it loses and doubles
 //! nothing. A subscription sees the events above both that revision and its own beginning.
 //!
-//! Not here: replication.
+//! Where the store's file is on a disk with copies, it is placed as a file server is: another one goes on with it when
+//! the node of this one is lost, and this one answers nothing more then (`libvos::OwnHold`).
+//!
+//! Not here: replication (`vos/disk`).
 
 #![forbid(unsafe_code)]
 // No `eprintln!` in what lives long: it panics when the disk is full (`sys::log`).
@@ -20,14 +23,16 @@
 mod backend;
 mod change;
 mod committer;
+mod disk;
 pub mod history;
 mod server;
 mod service;
 mod store;
 mod watch;
 
-pub use backend::FileStore;
+pub use backend::{FileStore, StoreFile};
 pub use change::{Change, Order};
+pub use disk::{Blocks, DiskFile, StoreDisk};
 pub use server::main_from_spawn;
 pub use service::Ds;
 pub use store::{Limits, Outcome, Store, StoreError};

@@ -2,10 +2,12 @@
 //!
 //! A `NEXT` that finds no events waits in a table (`Watch`), not in a thread.
 
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use abi::Endpoint;
+use libvos::OwnHold;
 use rustix::io::Errno;
 use sessions::{Begun, End, Opening, Place, Record, Refusal};
 use vos_api::ds::{GET, Get, KEY_BYTES_MAX, LIST, List, Listed, NEXT, Next, Revision, class_of};
@@ -14,6 +16,7 @@ use vos_rt::{ClientId, Hello, HelloReply, Request, Service, WorkerPool};
 
 use crate::change::{Change, Order};
 use crate::committer::{Chain, Committer, Job, Shared};
+use crate::disk::StoreDisk;
 use crate::store::{Store, StoreError};
 
 /// Threads that read the store.
@@ -29,11 +32,44 @@ pub enum DsError {
     Pool(#[from] vos_rt::PoolError),
 }
 
+/// Whether the store may be read: nobody else serves it.
+#[derive(Clone)]
+pub struct StoreHold(Option<(Arc<OwnHold>, StoreDisk)>);
+
+impl StoreHold {
+    /// The file is this node's own.
+    pub const fn always() -> StoreHold {
+        StoreHold(None)
+    }
+
+    pub fn of(disk: StoreDisk) -> StoreHold {
+        StoreHold(Some((Arc::new(OwnHold::none()), disk)))
+    }
+
+    /// Before anything is read: what is read then was so at some time after it was asked for, because only who is
+    /// served by the disk changes it. Blocks as long as the disk does not answer.
+    fn demand(&self) -> io::Result<()> {
+        match &self.0 {
+            Some((hold, disk)) if hold.is_over() => hold.renew(|| disk.hold()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ahead of time, when somebody was just served.
+    fn prolong(&self) {
+        let Some((hold, disk)) = self.0.as_ref().filter(|(hold, _)| hold.ends_soon()) else { return };
+        if let Err(error) = hold.renew(|| disk.hold()) {
+            tracing::warn!(%error, "the store's disk is not held any longer");
+        }
+    }
+}
+
 /// The service of one store.
 pub struct Ds {
     shared: Arc<Shared>,
     committer: Committer,
     readers: WorkerPool,
+    holding: StoreHold,
     /// Which session a ring belongs to.
     clients: std::collections::HashMap<ClientId, u64>,
     began: Instant,
@@ -41,10 +77,14 @@ pub struct Ds {
 
 impl Ds {
     pub fn new(store: Store) -> Result<Ds, DsError> {
+        Ds::holding(store, StoreHold::always())
+    }
+
+    pub fn holding(store: Store, holding: StoreHold) -> Result<Ds, DsError> {
         let committer = Committer::start(store)?;
         let readers = WorkerPool::new("ds", READERS)?;
         let (shared, clients) = (Arc::clone(committer.shared()), Default::default());
-        Ok(Ds { shared, committer, readers, clients, began: Instant::now() })
+        Ok(Ds { shared, committer, readers, holding, clients, began: Instant::now() })
     }
 
     /// Finishes what was taken. Everything answered is durable already.
@@ -79,12 +119,31 @@ impl Ds {
             return request.fail(Errno::INVAL);
         };
         let until = Instant::now() + Duration::from_millis(wait_ms).min(WAIT_MAX);
+        // Who does not wait is told that there is nothing.
+        if wait_ms == 0 && self.holding.0.is_some() {
+            return self.held(request, move |shared, request| shared.watch.lock().next(request, seen, until));
+        }
         self.shared.watch.lock().next(request, seen, until);
     }
 
     fn read(&self, request: Request, work: impl FnOnce(&Store, Request) + Send + 'static) {
-        let shared = Arc::clone(&self.shared);
-        if let Err(error) = self.readers.run(move || work(&shared.store, request)) {
+        self.held(request, move |shared, request| work(&shared.store, request));
+    }
+
+    fn held(&self, request: Request, work: impl FnOnce(&Shared, Request) + Send + 'static) {
+        let (shared, holding) = (Arc::clone(&self.shared), self.holding.clone());
+        let job = move || {
+            match holding.demand() {
+                Ok(()) => work(&shared, request),
+                // Who has a successor answers nothing more.
+                Err(error) => {
+                    tracing::error!(%error, "the store's disk cannot be held");
+                    request.fail(Errno::IO);
+                }
+            }
+            holding.prolong();
+        };
+        if let Err(error) = self.readers.run(job) {
             tracing::error!(%error, "a request was refused");
         }
     }

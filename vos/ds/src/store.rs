@@ -28,7 +28,7 @@ use rustix::io::Errno;
 use sessions::{Place, Record, Reply, Standing, Step, Table as Sessions};
 use vos_api::ds::{ABSENT, ANY, KEYS_MAX, Reached, Revision, SUBSCRIPTIONS_PER_SESSION, Subscribed, event};
 
-use crate::backend::FileStore;
+use crate::backend::StoreFile;
 use crate::change::{Change, Order};
 use crate::history::{Event, History};
 use crate::watch::{Catalog, Subscription};
@@ -91,14 +91,15 @@ pub struct Outcome {
 }
 
 pub struct Store {
-    file: FileStore,
+    file: StoreFile,
     limits: Limits,
     /// `None` while, and if, it could not be opened again.
     database: RwLock<Option<Arc<Database>>>,
 }
 
 impl Store {
-    pub fn open(file: FileStore, limits: Limits) -> Result<Store, StoreError> {
+    pub fn open(file: impl Into<StoreFile>, limits: Limits) -> Result<Store, StoreError> {
+        let file = file.into();
         let database = open_database(&file)?;
         Ok(Store { file, limits, database: RwLock::new(Some(Arc::new(database))) })
     }
@@ -193,11 +194,11 @@ impl Store {
     }
 }
 
-fn open_database(file_store: &FileStore) -> Result<Database, StoreError> {
+fn open_database(file: &StoreFile) -> Result<Database, StoreError> {
     let open = |error: redb::Error| StoreError::Open(error);
     let mut builder = Database::builder();
     builder.set_cache_size(CACHE_BYTES);
-    let database = builder.create_with_backend(file_store.clone()).map_err(|error| open(error.into()))?;
+    let database = builder.create_with_backend(file.clone()).map_err(|error| open(error.into()))?;
     // Readers find every table, also in a new file.
     let transaction = database.begin_write().map_err(|error| open(error.into()))?;
     transaction.open_table(VALUES).map_err(|error| open(error.into()))?;
@@ -466,6 +467,7 @@ mod tests {
     use sessions::conformance::{Fate, Subject, Work, check};
 
     use super::*;
+    use crate::backend::FileStore;
 
     impl Subject for Store {
         fn step(&mut self, fate: Fate, work: Work<'_, StoreError>) -> Result<(), StoreError> {

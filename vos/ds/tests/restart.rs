@@ -6,11 +6,13 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use abi::Endpoint;
+use disk::{Disk, Entrance, KeptFence};
+use disk_core::{Access, Image, ImageFile, Volume};
 use libvos::{DsClient, DsEvent, Epochs, EventKind, Fenced, Size};
 use rustix::io::Errno;
 use serde_json::json;
 use vos_api::ds::{ABSENT, ANY};
-use vos_rt::testkit::{Ended, Process, Program, World};
+use vos_rt::testkit::{Ended, Process, Program, Server, World};
 
 const SIZE: Size = Size { entries: 32, arena_bytes: 4 << 20 };
 const LONG: Duration = Duration::from_secs(60);
@@ -27,27 +29,50 @@ fn main() -> std::process::ExitCode {
                 "conditions_listings_subscriptions_and_messages_work_as_the_contract_says",
                 conditions_listings_subscriptions_and_messages_work_as_the_contract_says,
             ),
+            (
+                "changes_and_events_on_a_disk_happen_once_over_a_hundred_kills",
+                changes_and_events_on_a_disk_happen_once_over_a_hundred_kills,
+            ),
             ("program_that_says_an_enormous_epoch_ends_no_server", program_that_says_an_enormous_epoch_ends_no_server),
         ],
     )
 }
 
-struct Image(tempfile::NamedTempFile);
+/// Where the store is.
+enum Place {
+    File(tempfile::NamedTempFile),
+    /// Of the same container, which lives as long.
+    Disk {
+        _server: Server<Disk>,
+    },
+}
 
-impl Image {
-    fn new() -> Image {
-        Image(tempfile::NamedTempFile::new().expect("temporary file"))
+impl Place {
+    fn file() -> Place {
+        Place::File(tempfile::NamedTempFile::new().expect("temporary file"))
     }
 
-    fn open(&self) -> OwnedFd {
-        let file = std::fs::File::options().read(true).write(true).open(self.0.path());
-        file.expect("the image").into()
+    fn disk(world: &World) -> Place {
+        let file = tempfile::tempfile().expect("temporary file");
+        file.set_len(1 << 30).expect("a sparse file");
+        let _server = world.serve(Endpoint::DISK, move |_| {
+            let image = Image { file: file.into(), bytes: None, may_be_longer: false, access: Access::ReadWrite };
+            let volume = Volume::new(ImageFile::open(image).expect("an image"));
+            Disk::new(volume, Entrance::of_owner(Endpoint::DS, KeptFence::default()), 1).expect("threads")
+        });
+        Place::Disk { _server }
     }
 }
 
-fn start(world: &World, image: &Image) -> Process {
-    let options = json!({});
-    world.start(Program { endpoint: Endpoint::DS, fds: vec![("image", image.open())], options, epoch: 1 })
+fn start(world: &World, place: &Place) -> Process {
+    let (fds, options) = match place {
+        Place::File(file) => {
+            let file = std::fs::File::options().read(true).write(true).open(file.path());
+            (vec![("image", OwnedFd::from(file.expect("the image")))], json!({}))
+        }
+        Place::Disk { .. } => (Vec::new(), json!({ "disk": Endpoint::DISK.number() })),
+    };
+    world.start(Program { endpoint: Endpoint::DS, fds, options, epoch: 1 })
 }
 
 fn client(world: &World) -> DsClient {
@@ -70,19 +95,28 @@ fn load(client: &DsClient, key: &[u8], stop: &AtomicBool, progress: &Sender<()>)
 }
 
 fn changes_and_events_happen_once_over_a_hundred_kills() {
+    let world = World::new();
+    kill_again_and_again(&world, &Place::file());
+}
+
+fn changes_and_events_on_a_disk_happen_once_over_a_hundred_kills() {
+    let world = World::new();
+    kill_again_and_again(&world, &Place::disk(&world));
+}
+
+fn kill_again_and_again(world: &World, place: &Place) {
     const KILLS: u64 = 100;
-    let (world, image) = (World::new(), Image::new());
-    let first_server = start(&world, &image);
+    let first_server = start(world, place);
     let stop = AtomicBool::new(false);
     let (progress, seen) = channel();
-    let watcher = client(&world);
+    let watcher = client(world);
     let (subscription, begin) = watcher.subscribe(b"key", 0).expect("subscribe");
     let (counts, events, server) = std::thread::scope(|scope| {
         let mut server = first_server;
         let watching = scope.spawn(|| watch(&watcher, begin));
         let threads: Vec<_> = (0..2)
             .map(|index| {
-                let (client, stop, progress) = (client(&world), &stop, progress.clone());
+                let (client, stop, progress) = (client(world), &stop, progress.clone());
                 scope.spawn(move || load(&client, format!("key{index}").as_bytes(), stop, &progress))
             })
             .collect();
@@ -92,11 +126,11 @@ fn changes_and_events_happen_once_over_a_hundred_kills() {
                 seen.recv().expect("progress");
             }
             server.kill();
-            server = start(&world, &image);
+            server = start(world, place);
         }
         stop.store(true, Ordering::Relaxed);
         let counts: Vec<u64> = threads.into_iter().map(|thread| thread.join().expect("no error")).collect();
-        client(&world).publish(b"key-end", b"").expect("publish");
+        client(world).publish(b"key-end", b"").expect("publish");
         (counts, watching.join().expect("no error"), server)
     });
     assert!(events.iter().all(|event| event.subscription == subscription));
@@ -133,8 +167,8 @@ fn watch(client: &DsClient, begin: u64) -> Vec<DsEvent> {
 fn program_that_says_an_enormous_epoch_ends_no_server() {
     let directory = tempfile::tempdir().expect("a directory");
     let socket = directory.path().join("m3ipc");
-    let (world, image) = (World::listening(&socket), Image::new());
-    let server = start(&world, &image);
+    let (world, place) = (World::listening(&socket), Place::file());
+    let server = start(&world, &place);
     let program = |epochs| world.blocking_as(World::program_port(&socket), Endpoint::DS, SIZE, epochs);
     for (server, own) in [(u32::MAX, 0), (0, u32::MAX), (2, 0)] {
         let hostile = program(Epochs { server, own });
@@ -148,9 +182,15 @@ fn program_that_says_an_enormous_epoch_ends_no_server() {
 }
 
 fn conditions_listings_subscriptions_and_messages_work_as_the_contract_says() {
-    let (world, image) = (World::new(), Image::new());
-    let server = start(&world, &image);
-    let (one, two) = (client(&world), client(&world));
+    let world = World::new();
+    for place in [Place::file(), Place::disk(&world)] {
+        contract(&world, &place);
+    }
+}
+
+fn contract(world: &World, place: &Place) {
+    let server = start(world, place);
+    let (one, two) = (client(world), client(world));
     assert_eq!(one.get(b"a"), Err(Errno::NOENT));
     let first = one.put(b"a", b"1", ABSENT).expect("put");
     assert_eq!(two.put(b"a", b"2", ABSENT), Err(Errno::EXIST));

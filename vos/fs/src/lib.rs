@@ -14,7 +14,6 @@
 
 mod disk;
 pub mod examine;
-mod hold;
 mod server;
 
 pub use disk::DiskDevice;

@@ -5,9 +5,9 @@
 //! (name of the snapshot to go back to before anything else) and `go_back_number` (of that wish, which is heeded once);
 //! descriptor `lost` (which nodes are lost, whose gates need not be waited for).
 //!
-//! Nothing is answered while the volume is not held (`hold.rs`). The loop only hands over: workers execute. What never
-//! waits (events, releases, cancellations) the loop does itself. Checkpoints and everything that depends on time are
-//! jobs of the same workers, started by the loop's tick.
+//! Nothing is answered while the volume is not held (`libvos::OwnHold`). The loop only hands over: workers execute.
+//! What never waits (events, releases, cancellations) the loop does itself. Checkpoints and everything that depends on
+//! time are jobs of the same workers, started by the loop's tick.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use abi::Endpoint;
-use libvos::{BlockingSession, DiskClient, Epochs, Identity, PortConnect, Size};
+use libvos::{BlockingSession, DiskClient, Epochs, Identity, OwnHold, PortConnect, Size};
 use rustix::io::Errno as Os;
 use vos_api::fs as api;
 use vos_rt::{Boot, ClientId, Failure, Handle, Hello, HelloReply, Kind, Request, Service, WorkerPool, run};
@@ -26,7 +26,6 @@ use fs_core::device::BlockDevice;
 use fs_core::{Call, Fs, GoBack, Options, Reply};
 
 use crate::disk::DiskDevice;
-use crate::hold::Hold;
 
 const KIND: Kind = Kind { name: "fs", system_calls: &[libc::SYS_pread64] };
 
@@ -182,7 +181,7 @@ impl FsService {
         let calls = Calls {
             fs: fs.clone(),
             device,
-            hold: Hold::none(),
+            hold: OwnHold::none(),
             pool: pool_of_calls,
             is_renewing: AtomicBool::new(false),
         };
@@ -331,7 +330,7 @@ impl Service for FsService {
 struct Calls {
     fs: Arc<Fs>,
     device: Arc<dyn BlockDevice>,
-    hold: Hold,
+    hold: OwnHold,
     pool: Weak<WorkerPool>,
     is_renewing: AtomicBool,
 }
@@ -340,7 +339,7 @@ impl Calls {
     /// On a worker: the device is waited for.
     fn execute(self: Arc<Self>, request: Request) {
         if self.hold.is_over()
-            && let Err(error) = self.hold.renew(&*self.device)
+            && let Err(error) = self.hold.renew(|| self.device.hold())
         {
             tracing::error!(%error, "the volume cannot be held");
             return request.fail(Os::from_raw_os_error(error.0));
@@ -360,7 +359,7 @@ impl Calls {
         if self.hold.ends_soon() && !self.is_renewing.swap(true, Ordering::AcqRel) {
             let calls = Arc::clone(&self);
             self.later(move || {
-                if let Err(error) = calls.hold.renew(&*calls.device) {
+                if let Err(error) = calls.hold.renew(|| calls.device.hold()) {
                     tracing::warn!(%error, "the volume is not held any longer");
                 }
                 calls.is_renewing.store(false, Ordering::Release);

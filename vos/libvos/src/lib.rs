@@ -20,6 +20,7 @@ mod connecting;
 mod cs;
 mod disk;
 mod ds;
+mod hold;
 mod op;
 mod session;
 mod space;
@@ -32,6 +33,7 @@ pub use cs::{
 };
 pub use disk::{Access, DiskClient, DiskInfo, Durability, Need};
 pub use ds::{DsClient, DsEvent, Entry, EventKind, Listing};
+pub use hold::OwnHold;
 pub use op::{Data, Done, Op, Sequenced, SubmitError, Token};
 pub use session::{Armed, Fenced, Identity, Session, Size};
 pub use vos_api::session::Epochs;

@@ -7,7 +7,8 @@ use super::site::{ADDRESS, Site};
 use crate::run::Outcome;
 
 const DC: &str = "g";
-/// Where file server and disk begin; the other copy is on one of the two others, the web server on the first.
+/// Where file server and disk begin; the other copy, which a disk has unless told otherwise, is on one of the two
+/// others, the web server on the first.
 const NODE: &str = "n2";
 /// The transfer is slowed so that the loss falls into it.
 const BYTES_PER_SECOND: u32 = 40_000_000;
@@ -31,7 +32,7 @@ print(known.hexdigest(), longest)
 ";
 
 pub fn transfer_survives_node(dvs: &Dvs, site: &Site) -> Outcome {
-    let create = ["dc", "create", DC, "--nodes", "n1,n2,n3", "--replicas", "2", "--start"];
+    let create = ["dc", "create", DC, "--nodes", "n1,n2,n3", "--start"];
     dvs.run(&[&create[..], &["--fs-node", NODE, "--disk-node", NODE]].concat())?;
     await_disk(dvs, "its copies have everything", has_all)?;
     // Nothing of it is in the memory of the node whose web server reads it.

@@ -64,7 +64,8 @@ fn show(dvs: &Dvs) -> Outcome {
     figures::cluster_is_up(dvs, ready)?;
 
     heading(
-        "Four containers over all three nodes, same network and same endpoint numbers; they differ in where fs and disk run",
+        "Four containers over all three nodes, same network and same endpoint numbers; they differ in where fs and disk run, \
+         of which there is one each",
     );
     for configuration in CONFIGURATIONS {
         let (fs, disk) = (configuration.fs, configuration.disk);
@@ -79,6 +80,8 @@ fn show(dvs: &Dvs) -> Outcome {
                 fs,
                 "--disk-node",
                 disk,
+                "--replicas",
+                "1",
                 "--start",
             ];
             dvs.run(&arguments)

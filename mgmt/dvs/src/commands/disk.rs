@@ -23,15 +23,16 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 #[command(
     visible_alias = "disks",
     after_help = "\
-A disk belongs to a container; the first one holds its file tree. dvs dc create makes that, with copies on several nodes \
-if asked to (--replicas 2), and dvs dc delete removes it. Further disks are for clients of NBD.
+A disk belongs to a container; the first one holds its file tree. dvs dc create makes that, and dvs dc delete removes it. \
+In a container of two nodes or more a disk has copies on two of them, unless --replicas says another number. Further disks \
+are for clients of NBD.
 
 Examples:
   dvs disk ls
   dvs disk inspect shop root
   dvs disk replica add shop root n3       one copy more, on n3
   dvs disk verify shop                    whether its copies have the same
-  dvs disk create shop data --size 10G --replicas 2
+  dvs disk create shop data --size 10G    with copies on two nodes
   dvs disk export shop data               for clients of NBD, at 127.0.0.1:10809 of the disk's node"
 )]
 pub enum Command {
@@ -75,7 +76,8 @@ container is on its first disk, which dvs dc create makes.
 
 Examples:
   dvs disk create shop data --size 10G
-  dvs disk create shop data --size 10G --replicas 2 --node n2
+  dvs disk create shop data --size 10G --node n2
+  dvs disk create shop once --size 10G --replicas 1     one copy, which is lost with its node
   dvs disk create shop scratch --size 100G --sparse     takes space as it is used")]
 pub struct CreateOptions {
     /// Container.
@@ -89,8 +91,8 @@ pub struct CreateOptions {
     /// Node of the container where it stands; one with room, and few servers.
     #[arg(long, add = names::nodes())]
     node: Option<String>,
-    /// Copies of it, each on another node: the loss of a node loses nothing, and each write goes to all of them
-    /// [default: 1].
+    /// Copies of it, each on another node: the loss of a node loses nothing. Each takes the space of the disk, and a
+    /// write waits for the slowest of them [default: 2; 1 on one node].
     #[arg(long, value_name = "COUNT")]
     replicas: Option<u8>,
     /// It takes space as it is used: the node may run out of it.
@@ -363,6 +365,8 @@ pub fn execute(global: &Global, command: &Command) -> Outcome {
             say(&format!(
                 "container '{dc}' has disk '{disk}', on {node}; for clients of NBD: dvs disk export {dc} {disk}"
             ));
+            let cost = view::cost_of_copies(&now, disk).filter(|_| replicas.is_none());
+            cost.iter().for_each(|line| say(line));
             print(|out| view::changed(out, global.output, &now))
         }
         Command::Resize(ResizeOptions { dc, disk, size }) => {

@@ -24,8 +24,9 @@ pub enum Command {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Programs wait meanwhile, for about a second, and notice nothing else. A file server can stand on each node of its container, \
-best beside its disk. A disk can stand where a copy of it has everything (dvs dc create --replicas 2); its file server goes \
-with it when it stood beside it, unless it was asked for elsewhere.
+best beside its disk; likewise the key-value server, where its store is on a disk with copies, disk-_ds. A disk can stand \
+where a copy of it has everything; the server whose disk it is goes with it when it stood beside it, unless it was asked for \
+elsewhere.
 
 Examples:
   dvs server move shop fs n2

@@ -25,7 +25,7 @@ use super::tree::Sight;
 use super::{Api, blocking, changes, nodes, parse, phase, read_body, spans};
 use crate::farewell::{self, Ending};
 use crate::kinds;
-use crate::ledger::{self, Booking, Change};
+use crate::ledger::{self, Booking, Change, Resource, Shortage};
 use crate::level;
 use crate::placer;
 use crate::reconcile::share::Share;
@@ -129,7 +129,8 @@ pub async fn create(
     let desired = if query.start { Desired::Running } else { Desired::Stopped { grace_ms: 0 } };
     let also = Arc::clone(&api);
     let (spec, decision) = blocking(move || Ok((spec.clone(), decide(&*also.context.engine, &spec, desired)?))).await?;
-    demand_space(&api, &name, &decision.placement).await?;
+    let blame = |Failure(full)| blame_usual_copies(&spec, &decision.spec, full);
+    demand_space(&api, &name, &decision.placement).await.map_err(blame)?;
     let also = Arc::clone(&api);
     let view = blocking(move || write_record(&*also.context.engine, &spec, desired, decision)).await?;
     if !query.start {
@@ -336,9 +337,22 @@ fn silent_shares(view: &DcView) -> impl Iterator<Item = NodeShare> {
 
 /// What was decided from a description, and what must not have changed when it is written.
 struct Decision {
+    /// The description with what was decided for good.
+    spec: DcSpec,
     placement: Placement,
     booking: Booking,
     number: Choice,
+}
+
+/// Who asked for no copies is told that they are why there is too little space, and how to go without.
+pub fn blame_usual_copies(asked: &DcSpec, spec: &DcSpec, full: ErrorBody) -> ErrorBody {
+    let asked = placer::disks(asked);
+    let are_usual = asked.iter().zip(&spec.disks).any(|(asked, is)| asked.replicas.is_none() && is.is_replicated());
+    if !are_usual {
+        return full;
+    }
+    let hint = format!("--replicas 1 (one copy, lost with its node), {}", full.hint.clone().unwrap_or_default());
+    full.because("each disk has copies on two nodes, as nobody says otherwise").hint(hint)
 }
 
 /// All that is needed is one question to the engine.
@@ -359,6 +373,10 @@ fn decide(engine: &dyn Engine, spec: &DcSpec, desired: Desired) -> Result<Decisi
         allowed.insert(node.name.clone(), node.volumes);
         known.insert(node.name, node.cpu_list);
     }
+    let level = level::listed(&format)?;
+    let asked = spec;
+    // Daemons of the release before know no copies.
+    let spec = &if level >= records::FORMAT { placer::with_usual_copies(asked) } else { asked.clone() };
     spec::check(spec, &known)?;
     volumes::admit(spec, &spec.nodes, &allowed)?;
     let wishes: BTreeMap<String, NodeWish> = records::by_name(records::NODE_WISHES, &wishes)?;
@@ -378,13 +396,17 @@ fn decide(engine: &dyn Engine, spec: &DcSpec, desired: Desired) -> Result<Decisi
         return Err(name_taken(&spec.name));
     }
     let accounts = ledger::accounts_in(&[capacity, promised])?;
-    let level = level::listed(&format)?;
     changes::demand_release(spec, level)?;
     let kinds = kinds::known_at(level);
-    let mut placement = placer::place(spec, &kinds, &accounts).map_err(|shortage| shortage.refusal(&spec.name))?;
+    let lacking = |shortage: Shortage| {
+        let is_space = shortage.of == Resource::Disk;
+        let refusal = shortage.refusal(&spec.name);
+        if is_space { blame_usual_copies(asked, spec, refusal) } else { refusal }
+    };
+    let mut placement = placer::place(spec, &kinds, &accounts).map_err(lacking)?;
     placer::number_sets(&mut placement.instances, draw_set)?;
     let booking = ledger::book(&accounts, &placement.promised, Change::Promise);
-    Ok(Decision { placement, booking, number: number.map_err(no_number)? })
+    Ok(Decision { spec: spec.clone(), placement, booking, number: number.map_err(no_number)? })
 }
 
 /// Of a new set of copies: one that every reader of JSON can hold.
@@ -395,9 +417,10 @@ pub fn draw_set() -> Result<u64, Failure> {
     Ok((u64::from_ne_bytes(bytes) >> 11).max(1))
 }
 
-/// Where it would stand, if it were made now.
-pub fn admit(engine: &dyn Engine, spec: &DcSpec, desired: Desired) -> Result<Placement, Failure> {
-    Ok(decide(engine, spec, desired)?.placement)
+/// Its description as it would be kept, and where it would stand, if it were made now.
+pub fn admit(engine: &dyn Engine, spec: &DcSpec, desired: Desired) -> Result<(DcSpec, Placement), Failure> {
+    let Decision { spec, placement, .. } = decide(engine, spec, desired)?;
+    Ok((spec, placement))
 }
 
 /// Disks whose space is set aside must fit in what is free now where they are placed, whoever took the rest. A node
@@ -429,9 +452,9 @@ fn write_record(
     desired: Desired,
     mut decision: Decision,
 ) -> Result<DcView, Failure> {
-    let key = records::dc_key(&spec.name);
+    let (key, asked) = (records::dc_key(&spec.name), spec);
     for _ in 0..ATTEMPTS {
-        let Decision { placement, mut booking, number: id } = decision;
+        let Decision { spec, placement, mut booking, number: id } = decision;
         let record = DcRecord {
             id: id.number,
             // From here on they have records of their own.
@@ -459,7 +482,7 @@ fn write_record(
         if let Outcome::Done(modified) = engine.transact(&booking.compares, &booking.ops)? {
             return Ok(DcView { record, modified, shares: Default::default() });
         }
-        decision = decide(engine, spec, desired)?;
+        decision = decide(engine, asked, desired)?;
     }
     Err(failure(ErrorKind::Unavailable, format!("others were faster {ATTEMPTS} times"), "again"))
 }
@@ -967,6 +990,50 @@ mod tests {
         assert_eq!((record.generation, record.desired, record.id), (4, Desired::Running, 5));
         let refused = make(&engine, "new").unwrap_err();
         assert!(refused.because[0].ends_with("0 MiB there are not promised yet"), "{refused}");
+    }
+
+    #[test]
+    fn disks_have_copies_on_two_nodes_unless_somebody_says_otherwise_or_some_node_knows_none() {
+        let (_dir, engine) = engine_with_a_node();
+        let node = json!({
+            "name": "n2", "id": 2, "epoch": 1, "address": "127.0.0.1", "proxy_port": 0, "api_port": 0, "cpus": 1,
+            "memory_bytes": 0,
+        });
+        engine.transact(&[], &[Op::put(records::member_key("n2"), node.to_string())]).unwrap();
+        let kept = |name: &str, nodes: &[&str], disks: serde_json::Value| {
+            let spec = serde_json::from_value(json!({ "name": name, "nodes": nodes, "disks": disks })).unwrap();
+            let record = make_record(&engine, &spec).map_err(|failed| failed.0)?.record;
+            let copies = placer::images(&record.placement.instances).count();
+            Ok::<_, ErrorBody>((record.spec.disks.iter().map(|disk| disk.replicas).collect::<Vec<_>>(), copies))
+        };
+        let both = ["n1", "n2"];
+        assert_eq!(
+            kept("early", &both, json!([])),
+            Ok((vec![], 1)),
+            "a daemon of the release before is in the cluster"
+        );
+        engine.transact(&[], &[Op::put(records::FORMAT_KEY, records::FORMAT.to_string())]).unwrap();
+        assert_eq!(kept("usual", &both, json!([])), Ok((vec![Some(2)], 4)), "of the tree, and of the store");
+        assert_eq!(kept("alone", &["n1"], json!([])), Ok((vec![], 1)));
+        let disk = |name: &str, replicas: Option<u8>| json!({ "name": name, "bytes": 1 << 30, "replicas": replicas });
+        let disks = json!([disk("root", Some(1)), disk("data", None)]);
+        assert_eq!(kept("said", &both, disks), Ok((vec![Some(1), Some(2)], 3)));
+        let many: Vec<_> = (0..9).map(|index| disk(&format!("d{index}"), None)).collect();
+        let refused = kept("many", &both, json!(many)).unwrap_err();
+        assert!(refused.hint.as_ref().is_some_and(|hint| hint.contains("replicas = 1")), "{refused}");
+
+        // One with room is not enough: a copy that is missing would be missed when it is needed.
+        let capacity = json!({ "containers": 9, "memory_bytes": 1 << 30, "disk_bytes": 9_u64 << 30, "cpus": 1 });
+        let full = json!({ "containers": 9, "memory_bytes": 1 << 30, "disk_bytes": 2_u64 << 30, "cpus": 1 });
+        let ops = [Op::put("/capacity/n1", capacity.to_string()), Op::put("/capacity/n2", full.to_string())];
+        engine.transact(&[], &ops).unwrap();
+        let refused = kept("lacks", &both, json!([disk("root", None)])).unwrap_err();
+        assert!(refused.to_string().contains("do not fit on node n2"), "{refused}");
+        assert!(refused.because.last().is_some_and(|why| why.contains("two nodes")), "{refused}");
+        assert!(refused.hint.as_ref().is_some_and(|hint| hint.starts_with("--replicas 1")), "{refused}");
+        let refused = kept("lacks", &both, json!([disk("root", Some(2))])).unwrap_err();
+        assert!(refused.hint.as_ref().is_some_and(|hint| !hint.contains("--replicas")), "{refused}");
+        kept("fits", &both, json!([disk("root", Some(1))])).unwrap();
     }
 
     #[test]

@@ -19,6 +19,7 @@ use super::spans::{contended, demand_lasting, known_nodes};
 use super::{Api, blocking, changes, nodes, parse, read_body, servers};
 use crate::context::Context;
 use crate::level;
+use crate::placer;
 use crate::records::{self, DcRecord, DcView, Desired};
 use crate::services::placing::{Seen, Sight};
 use crate::spec;
@@ -31,13 +32,15 @@ const LIMIT: Duration = Duration::from_secs(40);
 const ATTEMPTS: usize = 100;
 
 pub async fn create(State(api): State<Arc<Api>>, Path(dc): Path<String>, body: Body) -> Result<Json<Dc>, Failure> {
-    let wanted: DiskSpec = parse(&read_body(body).await?)?;
+    let asked_for: DiskSpec = parse(&read_body(body).await?)?;
     let drawn = Drawn { serial: draw_set()?, set: draw_set()? };
-    let name = wanted.name.clone();
+    let name = asked_for.name.clone();
     let asked = asked(&api, &dc, &name, move |context, view| {
         let engine = &*context.engine;
         demand_level(context)?;
+        let mut wanted = asked_for.clone();
         if disks::is_new(&view.record, &wanted.name) {
+            wanted = placer::with_usual_copies_of(&wanted, view.record.spec.nodes.len());
             let described = disks::described(&view.record.spec, &wanted);
             changes::demand_release(&described, level::of(engine)?)?;
             spec::check(&described, &known_nodes(engine)?)?;
@@ -236,18 +239,23 @@ fn refusal(dc: &str, disk: &str, why: DiskRefusal) -> Failure {
         DiskRefusal::TooMany => conflict(
             format!("container '{dc}' has no place for another disk"),
             "it has as many disks, or copies of all of them together, as can be",
-            format!("dvs disk ls {dc}; dvs disk delete"),
+            format!("--replicas 1; dvs disk ls {dc}; dvs disk delete"),
         ),
         DiskRefusal::NoRoom(shortage) => shortage.refusal(dc).into(),
         DiskRefusal::FewNodes { usable } => conflict(
             format!("{its} cannot have so many copies"),
             format!("nodes of the container that are there and take something new: {}", usable.join(", ")),
-            "fewer --replicas; dvs node ls",
+            "fewer copies: --replicas 1 (one, lost with its node); dvs node ls",
         ),
         DiskRefusal::IsTree => conflict(
             format!("{its} stays as it is"),
             "its file tree is on it",
             format!("a larger one in another container: dvs dc backup {dc}, dvs dc restore --name OTHER --disk SIZE"),
+        ),
+        DiskRefusal::IsStore => conflict(
+            format!("{its} stays as it is"),
+            "the key-value server has its file there",
+            format!("its copies come and go: dvs disk replica --help; what is in it: dvs ds ls {dc}"),
         ),
         DiskRefusal::IsExported => conflict(
             format!("{its} stays"),

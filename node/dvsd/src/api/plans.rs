@@ -9,14 +9,15 @@ use axum::body::Body;
 use axum::extract::State;
 use cluster::Engine;
 use mgmt_api::{
-    ApplyPlan, ApplyRequest, Bytes, DcChange, DcPlan, DcSpec, ErrorBody, ErrorKind, HostVolume, Limits, PlanRequest,
-    PlanStep, ServiceSpec,
+    ApplyPlan, ApplyRequest, Bytes, DcChange, DcPlan, DcSpec, DiskSpec, ErrorBody, ErrorKind, HostVolume, Limits,
+    Placement, PlanRequest, PlanStep, ServerKind, ServiceSpec,
 };
 use serde_json::Value;
 use service_core::order;
 
 use super::failure::{Failure, failure};
 use super::{Api, blocking, changes, dcs, parse, read_body, spans};
+use crate::placer;
 use crate::records::{self, DcView, Desired};
 use crate::services;
 
@@ -62,10 +63,15 @@ async fn new(api: &Arc<Api>, spec: DcSpec, running: bool) -> Result<DcPlan, Fail
     let (also, wanted) = (Arc::clone(api), spec.clone());
     let admitted = blocking(move || dcs::admit(&*also.context.engine, &wanted, desired)).await;
     let admitted = match admitted {
-        Ok(placement) => dcs::demand_space(api, &spec.name, &placement).await,
+        Ok((kept, placement)) => {
+            let room = dcs::demand_space(api, &spec.name, &placement).await;
+            let full = |Failure(full)| Failure::from(dcs::blame_usual_copies(&spec, &kept, full));
+            room.map(|()| placement).map_err(full)
+        }
         Err(refused) => Err(refused),
     };
     let mut what = vec![format!("new, on {}", spec.nodes.join(", "))];
+    what.extend(admitted.iter().flat_map(copies));
     what.extend(spec.services.iter().map(|service| format!("service {}: new", service.name)));
     what.extend(spec.ports.iter().map(|port| format!("port {port}: published")));
     what.extend(spec.volumes.iter().map(|volume| format!("volume {volume}: seen")));
@@ -73,6 +79,21 @@ async fn new(api: &Arc<Api>, spec: DcSpec, running: bool) -> Result<DcPlan, Fail
     let request = PlanRequest::DcCreate { spec: Box::new(spec), start: running };
     let refused = admitted.err().map(|Failure(body)| body);
     Ok(DcPlan { dc, generation: None, steps: vec![PlanStep { what, request }], refused })
+}
+
+/// What disks with copies cost, a line each.
+fn copies(placement: &Placement) -> Vec<String> {
+    let instances = &placement.instances;
+    let disks = instances.iter().filter(|one| one.kind == ServerKind::DISK && !placer::is_store(one));
+    let said = disks.filter_map(|disk| {
+        let nodes: Vec<&str> = placer::copies_of(instances, disk).map(|copy| copy.node.as_str()).collect();
+        let name = &disk.volume.as_ref()?.name;
+        (nodes.len() > 1).then(|| {
+            let (many, nodes) = (nodes.len(), nodes.join(", "));
+            format!("disk {name}: {many} copies, on {nodes}: {many} times its size, and a write waits for the slowest")
+        })
+    });
+    said.collect()
 }
 
 async fn other(
@@ -131,7 +152,7 @@ fn demand_same(is: &DcSpec, wanted: &DcSpec) -> Result<(), ErrorBody> {
         ("proc", is.proc != wanted.proc),
         ("wait", is.wait != wanted.wait),
         ("servers", !wanted.servers.is_empty() && is.servers != wanted.servers),
-        ("disks", !wanted.disks.is_empty() && is.disks != wanted.disks),
+        ("disks", !wanted.disks.is_empty() && !are_same(&placer::disks(is), &wanted.disks)),
     ];
     let differs: Vec<&str> = differs.into_iter().filter_map(|(name, differs)| differs.then_some(name)).collect();
     if differs.is_empty() {
@@ -141,6 +162,16 @@ fn demand_same(is: &DcSpec, wanted: &DcSpec) -> Result<(), ErrorBody> {
     Err(ErrorBody::new(ErrorKind::Conflict, what)
         .because(format!("decided when it was made: {}", differs.join(", ")))
         .hint(format!("as it is: dvs dc export {}; or another name", is.name)))
+}
+
+/// How many copies a disk has stays as it is when nothing is said of it.
+fn are_same(are: &[DiskSpec], wanted: &[DiskSpec]) -> bool {
+    let with_copies = |one: &DiskSpec, replicas: Option<u8>| DiskSpec { replicas, ..one.clone() };
+    let is_same = |(is, wanted): (&DiskSpec, &DiskSpec)| {
+        with_copies(is, None) == with_copies(wanted, None)
+            && wanted.replicas.is_none_or(|wanted| wanted == is.replicas.unwrap_or(1))
+    };
+    are.len() == wanted.len() && are.iter().zip(wanted).all(is_same)
 }
 
 /// From what is to what is wanted. Nodes come first and go last: what else changes may name them. Volumes that a node
@@ -429,6 +460,19 @@ mod tests {
     fn what_was_decided_for_good_is_not_planned_away() {
         let is = spec(json!({}));
         assert!(demand_same(&is, &spec(json!({}))).is_ok());
+        // How many copies a disk has is decided once; a description that says nothing of it is of either.
+        let disks = |replicas: Option<u8>, bytes: u64| {
+            spec(json!({ "disks": [{ "name": "root", "bytes": bytes, "replicas": replicas }] }))
+        };
+        let (one, two) = (disks(None, 1 << 30), disks(Some(2), 1 << 30));
+        for same in [&spec(json!({})), &two, &disks(None, 1 << 30)] {
+            assert!(demand_same(&two, same).is_ok());
+        }
+        assert!(demand_same(&one, &disks(Some(1), 1 << 30)).is_ok() && demand_same(&is, &one).is_ok());
+        for other in [&disks(Some(1), 1 << 30), &disks(None, 1 << 31)] {
+            assert!(demand_same(&two, other).unwrap_err().to_string().contains("disks"));
+        }
+        assert!(demand_same(&one, &two).is_err());
         let refused = demand_same(&is, &spec(json!({ "subnet": "10.9.0.0/24", "wait": "spin" }))).unwrap_err();
         assert!(refused.to_string().contains("subnet, wait"), "{refused}");
     }

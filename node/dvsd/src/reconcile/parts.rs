@@ -1196,6 +1196,7 @@ impl Parts {
                     self.lost_page()?.write_all_at(&self.lost_seats().to_le_bytes(), 0)?;
                     Ok(File::open(self.run_dir.join(LOST_SEATS))?.into())
                 }
+                Source::Store if kind.name == "ds" && self.share.store_disk().is_some() => return Ok(None),
                 Source::Store => Ok(self.open_image(&format!("{}.store", kind.name), None, found)?.into()),
                 Source::Keeper(key) => {
                     let held = self.keeper()?.fetch(key)?;

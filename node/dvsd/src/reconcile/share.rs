@@ -122,6 +122,11 @@ impl Share {
         placer::copies_of(&self.placement.instances, disk)
     }
 
+    /// On which the key-value server has its file; `None`: it is one of its node.
+    pub fn store_disk(&self) -> Option<&Instance> {
+        placer::store_disk(&self.placement.instances)
+    }
+
     fn exports(&self) -> String {
         let exports = placer::exports(&self.spec, &self.placement.instances).into_iter();
         let shown = exports.filter_map(|(disk, is_read_only)| {
@@ -170,8 +175,16 @@ impl Share {
             let value = match setting {
                 Setting::EndpointOf(kind) => json!(first(kind)?.endpoint),
                 Setting::EpochOf(kind) => json!(first(kind)?.epoch),
+                Setting::OwnerOfDisk if self.instance(part).is_some_and(placer::is_store) => {
+                    json!(first("ds")?.endpoint)
+                }
                 Setting::OwnerOfDisk if self.instance(part)?.index > 0 => json!(Endpoint::NBD.number()),
                 Setting::OwnerOfDisk => json!(first("fs")?.endpoint),
+                Setting::StoreDisk | Setting::StoreDiskEpoch => match self.store_disk() {
+                    Some(disk) if *setting == Setting::StoreDisk => json!(disk.endpoint),
+                    Some(disk) => json!(disk.epoch),
+                    None => continue,
+                },
                 Setting::Exports => json!(self.exports()),
                 Setting::DiskBytes => json!(self.instance(part)?.volume.as_ref()?.bytes),
                 Setting::MayBeLonger if self.instance(part)?.volume.as_ref()?.grown_from.is_none() => continue,

@@ -349,7 +349,7 @@ fn forced(
     }
     let forced = set.forced(number).ok_or(CopyRefusal::NeverCurrent)?;
     let mut next = Succession { placement: record.placement.clone(), sets: BTreeMap::from([(disk.index, forced)]) };
-    next.stand_with_file_server(&record.placement.instances, disk, node, &Why::Asked);
+    next.stand_with_its_server(&record.placement.instances, disk, node, &Why::Asked);
     Ok(next)
 }
 
@@ -425,8 +425,9 @@ mod tests {
 
     #[test]
     fn numbers_are_given_again_late_and_no_more_than_there_are() {
+        // The store has as many.
         let mut now = record(2);
-        for number in 2..COPIES_PER_DC as usize {
+        for number in 4..COPIES_PER_DC as usize {
             now = with(&now, Some(both_current()), &format!("m{number}")).unwrap().unwrap().0;
             assert_eq!(copies(&now).iter().map(|copy| copy.1).max(), Some(number));
         }

@@ -46,6 +46,8 @@ pub enum DiskRefusal {
     },
     /// The file tree is on it.
     IsTree,
+    /// The key-value server has its file there.
+    IsStore,
     /// Clients of NBD have it.
     IsExported,
     /// Its nodes do not look.
@@ -195,7 +197,8 @@ fn with_disk(
         return Err(DiskRefusal::TooMany);
     };
     let taken: BTreeSet<usize> = instances.iter().filter(|one| is_disk(one)).map(|one| one.index).collect();
-    let after = taken.last().map_or(0, |last| last + 1);
+    let of_people = taken.iter().filter(|index| **index != placer::STORE_DISK_INDEX);
+    let after = of_people.last().map_or(0, |last| last + 1);
     let mut positions = (after..DISKS_PER_DC as usize).chain(1..after);
     let index = positions.find(|index| !taken.contains(index)).ok_or(DiskRefusal::TooMany)?;
     let set = wanted.is_replicated().then_some(drawn.set);
@@ -222,7 +225,7 @@ fn is_so(record: &DcRecord, there: &Instance, wanted: &DiskSpec) -> bool {
     let of_disk = there.volume.as_ref().map(|volume| (volume.bytes, &volume.store));
     there.index > 0
         && of_disk == Some((wanted.bytes, &wanted.store))
-        && copies == usize::from(wanted.replicas.unwrap_or(1))
+        && wanted.replicas.is_none_or(|wanted| copies == usize::from(wanted))
         && wanted.node.as_ref().is_none_or(|node| *node == there.node)
 }
 
@@ -245,6 +248,9 @@ fn without_disk(record: &DcRecord, disk: &str) -> Changed {
     let disk = copies::disk_named(record, disk)?.clone();
     if disk.index == 0 {
         return Err(DiskRefusal::IsTree);
+    }
+    if placer::is_store(&disk) {
+        return Err(DiskRefusal::IsStore);
     }
     let exports = placer::exports(&record.spec, &record.placement.instances);
     if exports.iter().any(|(exported, _)| exported.index == disk.index) {
@@ -284,6 +290,9 @@ fn with_new_file_server(record: &DcRecord) -> DcRecord {
 fn grown(record: &DcRecord, disk: &str, bytes: u64, step: Step) -> Changed {
     let disk = copies::disk_named(record, disk)?.clone();
     let Some(volume) = &disk.volume else { return Ok(None) };
+    if placer::is_store(&disk) {
+        return Err(DiskRefusal::IsStore);
+    }
     if step == Step::Tree {
         return Ok((disk.index == 0).then(|| (with_new_file_server(record), BTreeMap::new())));
     }
@@ -401,7 +410,7 @@ mod tests {
         let copies: Vec<_> =
             copies.map(|copy| (copy.index, copy.node.as_str(), copy.volume.as_ref().unwrap().set)).collect();
         assert_eq!(copies.len(), 2);
-        assert_eq!((copies[0], copies[1].0, copies[1].2), ((2, "n2", Some(99)), 3, Some(99)));
+        assert_eq!((copies[0], copies[1].0, copies[1].2), ((4, "n2", Some(99)), 5, Some(99)));
         assert_ne!(copies[1].1, "n2");
         assert_eq!(promised(&after).iter().sum::<u64>(), 4 * 1024);
     }

@@ -27,13 +27,17 @@ const DISK_BYTES: u64 = 1 << 30;
 Without --nodes it gets all nodes that are not down. Sizes: 512M, 4G. With --file the options change \
 what the file says.
 
+On two nodes or more each disk has two copies, on two nodes: when one of them is lost the other goes on, and nothing is \
+lost. It costs twice the space, and a write waits for the slower of the two. --replicas 1: one copy, and the disk is away, \
+or lost, with its node.
+
 Examples:
   dvs dc create shop --nodes n1,n2,n3 --start
   dvs dc create small --nodes n1 --disk 512M --memory 256M --cpus 0.5
   dvs dc create spread --fs-node n2 --disk-node n3
   dvs dc create web --nodes n1,n2 -p 8080:80 --start
   dvs dc create web --nodes n1,n2 -v /srv/data:/data -v /srv/docs:/docs:ro --start
-  dvs dc create safe --nodes n1,n2,n3 --replicas 2 --start
+  dvs dc create scratch --nodes n1,n2,n3 --replicas 1 --start
   dvs dc create -f dc.toml --start
 
 dc.toml:
@@ -56,7 +60,7 @@ dc.toml:
   name = \"root\"
   node = \"n3\"
   bytes = 2147483648
-  replicas = 2                           # copies, each on another node; 1 when absent
+  replicas = 2                           # copies, each on another node; 2 when absent, 1 on one node
   [nbd]                                  # further disks, for clients of NBD
   listen = \"127.0.0.1:10809\"           # of the node
   node = \"n1\"                          # beside its first disk when absent
@@ -100,8 +104,8 @@ pub struct Options {
     /// Node that keeps this disk [default: chosen].
     #[arg(long, value_name = "NODE", add = names::nodes())]
     disk_node: Option<String>,
-    /// Copies of this disk, each on another node: the loss of a node loses nothing, and each write goes to all of them
-    /// [default: 1].
+    /// Copies of this disk, each on another node: the loss of a node loses nothing. Each takes the space of the disk,
+    /// and a write waits for the slowest of them [default: 2; 1 on one node].
     #[arg(long, value_name = "COUNT")]
     replicas: Option<u8>,
     /// Node of the file server [default: chosen].
@@ -171,6 +175,7 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
         None => None,
     };
     let mut spec = merge(base, options)?;
+    let asked = spec.disks.clone();
     let created = block_on(async {
         if spec.nodes.is_empty() {
             spec.nodes = living_nodes(&daemon).await?;
@@ -182,6 +187,7 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
         AfterCreate::Start => format!("container '{name}' runs on {}", created.spec.nodes.join(", ")),
         AfterCreate::Leave => format!("container '{name}' is created; start it with: dvs dc start {name}"),
     });
+    view::usual_copies(&asked, &created).iter().for_each(|line| say(line));
     print(|out| view::changed(out, global.output, &created))
 }
 

@@ -19,6 +19,7 @@ use super::super::{Outcome, block_on, daemon, done, interruption, names, print, 
 use super::backup::form::{AllSums, End, FormError, Head, Reader};
 use super::backup::{Contents, DiskPart};
 use super::create::place_disk;
+use super::view;
 use crate::cli::Global;
 use crate::errors::Failure;
 use crate::output;
@@ -49,7 +50,8 @@ pub struct Options {
     /// Name of the container [default: the one that it had].
     #[arg(long)]
     name: Option<String>,
-    /// Nodes that it spans [default: those that it spanned]. Servers and disks of other nodes are placed anew.
+    /// Nodes that it spans [default: those that it spanned]. Servers and disks of other nodes are placed anew; a disk
+    /// has as many copies as it had, or one on each node if these are fewer.
     #[arg(long, value_delimiter = ',', value_name = "NODES", add = names::nodes())]
     nodes: Vec<String>,
     /// Size of the disk for its file tree [default: the one that it had].
@@ -200,6 +202,9 @@ fn wanted(dc: &DcSpec, options: &Options) -> DcSpec {
         spec.servers.iter_mut().for_each(|server| server.node = server.node.take().filter(is_spanned));
         spec.disks.iter_mut().for_each(|disk| disk.node = disk.node.take().filter(is_spanned));
         spec.nbd.iter_mut().for_each(|nbd| nbd.node = nbd.node.take().filter(is_spanned));
+        // As many copies as there were, or as there are nodes for.
+        let most = u8::try_from(spec.nodes.len()).unwrap_or(u8::MAX);
+        spec.disks.iter_mut().for_each(|disk| disk.replicas = disk.replicas.map(|copies| copies.min(most)));
     }
     spec
 }
@@ -211,8 +216,9 @@ async fn make(daemon: &Client, spec: &DcSpec, parts: Vec<Part>, is_made: &Cell<b
     apply::demand_possible(daemon, spec).await?;
     // Nobody else writes to its disks until they are as they were.
     let bare = DcSpec { services: Vec::new(), nbd: None, ..spec.clone() };
-    daemon.create_dc(&bare, AfterCreate::Leave).await?;
+    let made = daemon.create_dc(&bare, AfterCreate::Leave).await?;
     is_made.set(true);
+    view::usual_copies(&bare.disks, &made).iter().for_each(|line| say(line));
     daemon.start_dc(dc).await?;
     let mut keys = Vec::new();
     let mut all: Option<End> = None;
@@ -397,6 +403,10 @@ mod tests {
         assert!(same.ports.is_empty());
         let larger = wanted(&dc, &Options { disk: Some(8192), ..options(&[]) });
         assert_eq!((larger.disks[0].bytes, larger.disks[0].node.as_deref()), (8192, Some("n2")));
+        let mut copied = dc.clone();
+        copied.disks[0].replicas = Some(2);
+        assert_eq!(wanted(&copied, &options(&["n2", "m1", "m2"])).disks[0].replicas, Some(2));
+        assert_eq!(wanted(&copied, &options(&["m1"])).disks[0].replicas, Some(1), "there is no place for more");
         let moved = wanted(&dc, &options(&["n2", "m1"]));
         assert_eq!((moved.servers[0].node.as_deref(), moved.disks[0].node.as_deref()), (None, Some("n2")));
     }

@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 
 use mgmt_api::{
-    ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, EndCounts, Instance, Limits, Placement, ProcView, ServerKind,
-    ServerState, Volume,
+    ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, DiskSpec, EndCounts, Instance, Limits, Placement, ProcView,
+    STORE_DISK, ServerKind, ServerState, Volume,
 };
 use serde::Serialize;
 
@@ -158,6 +158,29 @@ fn placed(placement: &Placement) -> Table {
         table.push(vec![one.name.clone(), one.node.clone(), role, epoch, why]);
     }
     table
+}
+
+/// What copies cost that nobody asked for: a line for each disk that has some.
+pub fn usual_copies(asked: &[DiskSpec], made: &Dc) -> Vec<String> {
+    let is_usual = |name: &str| {
+        name != STORE_DISK && asked.iter().find(|one| one.name == name).is_none_or(|one| one.replicas.is_none())
+    };
+    let disks = volumes(made).filter(|(one, volume)| one.kind == ServerKind::DISK && is_usual(&volume.name));
+    disks.filter_map(|(_, volume)| cost_of_copies(made, &volume.name)).collect()
+}
+
+/// `None`: the disk has one copy.
+pub fn cost_of_copies(dc: &Dc, disk: &str) -> Option<String> {
+    // What has a volume of this name: the disk, and its copies.
+    let copies = volumes(dc).filter(|(one, volume)| volume.name == disk && one.kind != ServerKind::DISK);
+    let nodes: Vec<&str> = copies.map(|(one, _)| one.node.as_str()).collect();
+    (nodes.len() > 1).then(|| {
+        format!(
+            "disk '{disk}' has copies on {}: the loss of a node loses nothing of it; twice the space, and a write waits \
+             for the slower of the two (--replicas 1: one copy)",
+            nodes.join(" and ")
+        )
+    })
 }
 
 /// Which copies of disks have everything.

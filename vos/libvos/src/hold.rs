@@ -1,28 +1,27 @@
-//! Until when this server may answer from memory.
+//! Until when the owner of a disk may answer from memory.
 //!
-//! Another one opens the volume when this one was moved, or when its node was lost; it is served by the device only
-//! after this one's hold is over. So no answer is given after that: neither of a file nor of a lock. What was executed
-//! and cannot be answered any more is executed again, which changes nothing that was changed before.
+//! Another one opens the disk when this one was moved, or when its node was lost; it is served only after this one's
+//! hold is over. So nothing that may have changed is answered after that (`vos_api::disk::Hold`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use fs_core::device::{BlockDevice, DeviceError};
 use parking_lot::Mutex;
 
 /// A hold that ends in less is asked for again.
 const SOON: Duration = Duration::from_millis(250);
 
-pub struct Hold {
+/// Of one server.
+pub struct OwnHold {
     began: Instant,
     /// In nanoseconds since then.
     until: AtomicU64,
     asking: Mutex<()>,
 }
 
-impl Hold {
-    pub fn none() -> Hold {
-        Hold { began: Instant::now(), until: AtomicU64::new(0), asking: Mutex::default() }
+impl OwnHold {
+    pub fn none() -> OwnHold {
+        OwnHold { began: Instant::now(), until: AtomicU64::new(0), asking: Mutex::default() }
     }
 
     fn now(&self) -> u64 {
@@ -37,12 +36,12 @@ impl Hold {
         self.now().saturating_add(nanoseconds(SOON)) >= self.until.load(Ordering::Acquire)
     }
 
-    /// Asks the device, unless somebody did meanwhile. Blocks as long as it does not answer.
-    pub fn renew(&self, device: &dyn BlockDevice) -> Result<(), DeviceError> {
+    /// Asks the disk for how long, unless somebody did meanwhile. Blocks as long as it does not answer.
+    pub fn renew<E>(&self, ask: impl FnOnce() -> Result<Duration, E>) -> Result<(), E> {
         let _asking = self.asking.lock();
         if self.ends_soon() {
             let asked = self.now();
-            let until = asked.saturating_add(nanoseconds(device.hold()?));
+            let until = asked.saturating_add(nanoseconds(ask()?));
             self.until.fetch_max(until, Ordering::AcqRel);
         }
         Ok(())
@@ -55,15 +54,16 @@ fn nanoseconds(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use fs_core::testing::MemoryDevice;
-
     use super::*;
 
     #[test]
-    fn device_of_this_process_alone_is_asked_once_and_never_again() {
-        let hold = Hold::none();
+    fn disk_of_this_process_alone_is_asked_once_and_never_again() {
+        let hold = OwnHold::none();
         assert!(hold.is_over() && hold.ends_soon());
-        hold.renew(&MemoryDevice::new(1 << 20)).unwrap();
+        assert_eq!(hold.renew(|| Err::<Duration, _>(7)), Err(7));
+        assert!(hold.is_over());
+        assert_eq!(hold.renew(|| Ok::<_, ()>(Duration::MAX)), Ok(()));
         assert!(!hold.is_over() && !hold.ends_soon());
+        assert_eq!(hold.renew(|| Err::<Duration, _>(7)), Ok(()), "nobody is asked");
     }
 }
