@@ -312,15 +312,16 @@ operations! {
     /// that they name, and has none of these exclusively any more. What it keeps in caches it may keep.
     TOLD = 50: repeatable Told { recall: u64 } -> Empty [];
 
-    /// Changes names of a directory that were changed before this was told, while the session had the directory
+    /// Changes names of directories that were changed before this was told, while the session had the directories
     /// exclusively ([`EXCLUSIVE_NAMES`]): all of them, in order, or none.
     NAMES = 51: once Names<'a> {
         /// [`BEHIND`] or [`PROMISED`], as of [`Write`].
         marks: u16,
+        /// Of the first of them, and of those after it ([`OF`]).
         parent: u64,
-        /// Of the last of them.
+        /// Of the last of them in this directory.
         time_ns: u64,
-        /// [`NameChange`]s, at most [`BEHIND_COUNT_MAX`].
+        /// [`NameChange`]s of at most [`BEHIND_COUNT_MAX`] directories, at most so many besides [`OF`].
         changes: &'a [u8],
     } -> Empty [NoEntry, Exists, NotDirectory, IsDirectory, NoSpace, QuotaExceeded, TooManyLinks, NameTooLong, NotEmpty, ReadOnly, Gone];
 
@@ -482,7 +483,10 @@ pub const UNLOCKED: u64 = 32;
 /// looks into it waits until the client said [`Told`]. Until it is asked the client may answer programs that make and
 /// remove names there before it tells the server ([`Names`]), as long as the server has [`ROOM`]. An inode that it
 /// makes so it has exclusively, and nobody has a lock of it; one that it removes so nobody else may have anything of.
+/// In the answer to a [`Rename`] it is said of both directories.
 pub const EXCLUSIVE_NAMES: u64 = 64;
+/// Bit of `results[3]`, beside [`EXCLUSIVE_NAMES`]: the server knows [`OF`] and [`MOVES_TO`].
+pub const MOVES_BETWEEN: u64 = 128;
 /// Bytes that a client may have written without having told of them.
 pub const BEHIND_BYTES_MAX: usize = 1 << 20;
 /// The same of changes.
@@ -517,15 +521,15 @@ pub struct Lock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct NameChange {
-    /// What is made (one of [`Numbers`]), removed, moved, or gets one name more.
+    /// What is made (one of [`Numbers`]), removed, moved, or gets one name more. [`OF`]: the directory.
     pub ino: U64,
-    /// [`MAKES`], [`REMOVES`], [`MOVES`], [`LINKS`].
+    /// [`MAKES`], [`REMOVES`], [`MOVES`], [`LINKS`], [`OF`], [`MOVES_TO`].
     pub kind: U16,
     pub name_bytes: U16,
     /// [`MAKES`]: the bytes of a regular file, or a symbolic link's target. [`MOVES`]: the new name, in the same
-    /// directory.
+    /// directory. [`MOVES_TO`]: another directory (a u64), and the new name there.
     pub more_bytes: U32,
-    /// When it was changed.
+    /// When it was changed. [`OF`]: when the directory was for the last time.
     pub time_ns: U64,
     /// Of what is made: as it is from the beginning, whatever the directory hands down.
     pub mode: U32,
@@ -541,6 +545,10 @@ pub const MAKES: u16 = 1;
 pub const REMOVES: u16 = 2;
 pub const MOVES: u16 = 3;
 pub const LINKS: u16 = 4;
+/// Changes nothing, and has no name: what follows is of another directory.
+pub const OF: u16 = 5;
+/// [`MOVES`] to another directory.
+pub const MOVES_TO: u16 = 6;
 
 impl NameChange {
     /// Adds a change to those of [`Names`].

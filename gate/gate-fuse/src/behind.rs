@@ -3,19 +3,20 @@
 //! Of a file that the session has exclusively ([`vos_api::fs::EXCLUSIVE`]) writes and changes of attributes are
 //! promised, of such a directory ([`vos_api::fs::EXCLUSIVE_NAMES`]) names ([`names`]). The promises of an inode are a
 //! chain: what is in front is being told, the rest waits, and what adjoins is told as one. Chains of different inodes
-//! are told beside one another; that of an inode which was made begins when its name was told.
+//! are told beside one another; that of an inode which was made begins when its name was told. Directories between
+//! which a name moves are in one chain until that is told ([`Behind::chain_for`]).
 //!
 //! Pure. Promises lie in the state object as well, from before the kernel has its answer until the server has them
 //! ([`crate::state`]), where the next gate finds them.
 
 pub mod names;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use file_locks::Held;
 use vos_api::fs::{self, Attr, BEHIND_BYTES_MAX, BEHIND_COUNT_MAX, FILE_BYTES_MAX, SetAttr, valid};
 
-use names::{Batch, Naming};
+use names::{Batch, Goal, Naming};
 
 const BLOCK: u64 = 4096;
 /// Set-user-id and set-group-id, which a write or a change of owner may have to take away.
@@ -45,6 +46,8 @@ pub struct Promise {
     /// Number of the request that was answered.
     pub key: u64,
     pub ino: u64,
+    /// Which chain it is in: by the inode with which that began.
+    pub chain: u64,
     pub time_ns: u64,
     /// The inode's change time before: by it is seen whether another session changed it meanwhile.
     pub before_ns: u64,
@@ -147,7 +150,30 @@ impl Promise {
             Change::Name(naming) => (Some(self.ino), naming.subjects()),
             _ => (Some(self.ino), [None; 2]),
         };
-        own.into_iter().chain(others.into_iter().flatten())
+        let goal = self.goal().map(|goal| goal.directory);
+        own.into_iter().chain(others.into_iter().flatten()).chain(goal)
+    }
+
+    fn goal(&self) -> Option<Goal> {
+        match &self.change {
+            Change::Name(naming) => naming.goal(),
+            _ => None,
+        }
+    }
+
+    /// Inodes whose order it has to keep.
+    pub fn directories(&self) -> impl Iterator<Item = u64> + use<> {
+        self.abouts().map(|(ino, _)| ino)
+    }
+
+    /// The same, with their change times before.
+    fn abouts(&self) -> impl Iterator<Item = (u64, u64)> + use<> {
+        let goal = self.goal().map(|goal| (goal.directory, goal.before_ns));
+        [(self.ino, self.before_ns)].into_iter().chain(goal)
+    }
+
+    fn makes(&self, ino: u64) -> bool {
+        matches!(&self.change, Change::Name(naming) if naming.makes(ino))
     }
 }
 
@@ -156,6 +182,8 @@ impl Promise {
 pub struct Telling {
     /// Of the first.
     pub id: u64,
+    /// The inode that it is of; of names the first one's directory.
+    pub ino: u64,
     pub count: usize,
     pub time_ns: u64,
     pub change: Told,
@@ -185,14 +213,27 @@ struct Chain {
     /// How many of them are being told.
     telling: usize,
     trust: Trust,
-    /// It is being found out whether others changed the inode.
-    is_looked_at: bool,
+    /// Inodes of which it is being found out whether others changed them.
+    looks: HashMap<u64, Found>,
+}
+
+/// What whoever looks at an inode learns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Found {
+    /// There is no answer yet.
+    Nothing,
+    Inode {
+        /// `None`: there is no such inode.
+        changed_ns: Option<u64>,
+        /// Nobody else can have it.
+        is_exclusive: bool,
+    },
 }
 
 /// Where an inode has, or had, its name.
 struct Home {
-    directory: u64,
-    /// Promises of that directory that are about the inode.
+    chain: u64,
+    /// Promises of that chain that are about the inode.
     count: usize,
     /// The server does not know that there is such an inode.
     is_unborn: bool,
@@ -201,6 +242,10 @@ struct Home {
 #[derive(Default)]
 pub struct Behind {
     chains: HashMap<u64, Chain>,
+    /// Directories of which something is promised in the chain of another one.
+    led: HashMap<u64, u64>,
+    /// Chains that are over, and of which nobody was told.
+    ended: Vec<u64>,
     last_id: u64,
     bytes: usize,
     count: usize,
@@ -232,8 +277,8 @@ pub enum Answer {
 /// What is to be done next for an inode.
 pub enum Next {
     Tell(Telling),
-    /// Ask what it is: others may have changed it.
-    Look,
+    /// Ask what this inode is: others may have changed it.
+    Look(u64),
 }
 
 impl Behind {
@@ -255,20 +300,66 @@ impl Behind {
         self.homes.get(&ino).is_some_and(|home| home.is_unborn)
     }
 
-    /// A directory whose promises are about the inode.
+    /// The chain that has promises of the inode, or would.
+    pub fn chain(&self, ino: u64) -> u64 {
+        self.led.get(&ino).copied().unwrap_or(ino)
+    }
+
+    /// Whether promises of the directory are in a chain together with those of others.
+    fn is_led(&self, ino: u64) -> bool {
+        self.led.contains_key(&ino)
+    }
+
+    /// The chain whose promises are about the inode as what a name leads to.
     pub fn home(&self, ino: u64) -> Option<u64> {
-        self.homes.get(&ino).map(|home| home.directory)
+        self.homes.get(&ino).map(|home| home.chain)
     }
 
     /// The chain that has to be told before the server knows all of an inode. There may be another one then.
     pub fn waits_on(&self, ino: u64) -> Option<u64> {
-        Some(ino).filter(|ino| self.has(*ino)).or_else(|| self.home(ino))
+        Some(self.chain(ino)).filter(|chain| self.chains.contains_key(chain)).or_else(|| self.home(ino))
+    }
+
+    /// The chain in which a change of names keeps all its orders: that of its directories, and of whatever else is
+    /// promised of the names of its inodes. `None`: something has to be told first.
+    ///
+    /// A chain of several directories is never one that comes after another ([`Behind::is_held`]): so no two wait for
+    /// each other.
+    pub fn chain_for(&self, directory: u64, naming: &Naming) -> Option<u64> {
+        let goal = naming.goal().map(|goal| goal.directory);
+        let directories = || [directory].into_iter().chain(goal);
+        let of_names = naming.subjects().into_iter().flatten().filter_map(|ino| self.home(ino));
+        let mut chains: BTreeSet<u64> =
+            directories().map(|ino| self.chain(ino)).filter(|chain| self.chains.contains_key(chain)).collect();
+        chains.extend(of_names);
+        let own = self.chain(directory);
+        if goal.is_some() || chains.iter().any(|chain| *chain != own) {
+            for home in directories().filter_map(|ino| self.homes.get(&ino)) {
+                // What became of it since it was made has other change times than those of its own promises.
+                if !home.is_unborn || home.count != 1 {
+                    return None;
+                }
+                chains.insert(home.chain);
+            }
+        }
+        (chains.len() <= 1).then(|| chains.first().copied().unwrap_or(directory))
     }
 
     /// Whether an inode's chain comes after one of its directory.
     fn is_held(&self, ino: u64) -> bool {
         let is_suspect = || self.chains.get(&ino).is_some_and(|chain| chain.trust == Trust::Suspect);
-        self.homes.get(&ino).is_some_and(|home| home.is_unborn || is_suspect())
+        self.homes.get(&ino).is_some_and(|home| home.chain != ino && (home.is_unborn || is_suspect()))
+    }
+
+    /// Inodes that a chain has promises of.
+    pub fn directories(&self, chain: u64) -> Vec<u64> {
+        let promises = self.chains.get(&chain).into_iter().flat_map(|chain| &chain.promises);
+        promises.flat_map(Promise::directories).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// Chains that are over since this was asked last.
+    pub fn take_ended(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.ended)
     }
 
     /// Whether locks of the inode are being told.
@@ -277,15 +368,16 @@ impl Behind {
     }
 
     pub fn has(&self, ino: u64) -> bool {
-        self.chains.contains_key(&ino)
+        self.chains.contains_key(&self.chain(ino))
     }
 
     /// Whether others wait until the promises of an inode are told. What others may have by now comes when it comes, as
     /// any change: it may wait for them.
     pub fn holds_back(&self, ino: u64) -> bool {
-        self.chains.get(&ino).is_some_and(|chain| chain.trust != Trust::Looked)
+        self.chains.get(&self.chain(ino)).is_some_and(|chain| chain.trust != Trust::Looked)
     }
 
+    /// Of all chains.
     pub fn inos(&self) -> impl Iterator<Item = u64> {
         self.chains.keys().copied()
     }
@@ -330,14 +422,15 @@ impl Behind {
     }
 
     pub fn add(&mut self, promise: Promise) {
-        let ino = promise.ino;
+        let chain = promise.chain;
+        self.led.extend(promise.directories().filter(|ino| *ino != chain).map(|ino| (ino, chain)));
         if !promise.change.is_lock() {
             self.last_id = self.last_id.max(promise.id);
         }
         promise.subjects().for_each(|ino| *self.marked.entry(ino).or_default() += 1);
         if let Change::Name(naming) = &promise.change {
             for about in naming.subjects().into_iter().flatten() {
-                let new = || Home { directory: ino, count: 0, is_unborn: false };
+                let new = || Home { chain, count: 0, is_unborn: false };
                 let home = self.homes.entry(about).or_insert_with(new);
                 home.count += 1;
                 home.is_unborn |= naming.makes(about);
@@ -345,15 +438,16 @@ impl Behind {
         }
         self.bytes += promise.change.len();
         self.count += 1;
-        let new = || Chain { promises: VecDeque::new(), telling: 0, trust: Trust::Exclusive, is_looked_at: false };
-        let chain = self.chains.entry(ino).or_insert_with(new);
-        chain.promises.push_back(promise);
-        if chain.promises.len() == 1 {
-            self.ready.push_back(ino);
+        let (promises, looks) = (VecDeque::new(), HashMap::new());
+        let new = Chain { promises, telling: 0, trust: Trust::Exclusive, looks };
+        let promises = &mut self.chains.entry(chain).or_insert(new).promises;
+        promises.push_back(promise);
+        if promises.len() == 1 {
+            self.ready.push_back(chain);
         }
     }
 
-    /// The next inode of which something is to be told. [`Behind::began`] follows, or [`Behind::again`].
+    /// The next chain of which something is to be told. [`Behind::began`] follows, or [`Behind::again`].
     pub fn ready(&mut self) -> Option<u64> {
         while let Some(ino) = self.ready.pop_front() {
             // It comes when it is held no more.
@@ -382,31 +476,33 @@ impl Behind {
         self.chains.values().flat_map(of).collect()
     }
 
-    /// What to do for an inode; `count`: so many are told together, if a gate before this one did so.
+    /// What to do for a chain; `count`: so many are told together, if a gate before this one did so.
     pub fn next(&self, ino: u64, count: Option<usize>) -> Option<Next> {
         let chain = self.chains.get(&ino).filter(|chain| chain.telling == 0)?;
         // Of locks others say whether they are in the way.
         let is_lock = chain.promises.front().is_some_and(|promise| promise.change.is_lock());
         if chain.trust == Trust::Suspect && !is_lock {
-            return (!chain.is_looked_at).then_some(Next::Look);
+            let mut inos = chain.promises.iter().flat_map(Promise::directories);
+            return inos.find(|ino| !chain.looks.contains_key(ino)).map(Next::Look);
         }
         let mut promises = chain.promises.iter().take(count.unwrap_or(usize::MAX)).peekable();
         let is_exclusive = chain.trust == Trust::Exclusive;
         let first = promises.peek().copied()?;
-        let (id, mut time_ns) = (first.id, first.time_ns);
+        let (id, ino, mut time_ns) = (first.id, first.ino, first.time_ns);
         if let Change::Name(_) = first.change {
-            let (count, time_ns, batch) = self.batch(chain, count);
-            return Some(Next::Tell(Telling { id, count, time_ns, change: Told::Names(batch), is_exclusive }));
+            let (count, batch) = self.batch(chain, count);
+            let (time_ns, change) = (batch.time_ns, Told::Names(batch));
+            return Some(Next::Tell(Telling { id, ino, count, time_ns, change, is_exclusive }));
         }
         let (mut change, mut count) = (first.change.clone(), 1);
         for promise in promises.skip(1) {
-            if !change.join(&promise.change) {
+            if promise.ino != ino || !change.join(&promise.change) {
                 break;
             }
             count += 1;
             time_ns = promise.time_ns;
         }
-        Some(Next::Tell(Telling { id, count, time_ns, change: Told::One(change), is_exclusive }))
+        Some(Next::Tell(Telling { id, ino, count, time_ns, change: Told::One(change), is_exclusive }))
     }
 
     pub fn began(&mut self, ino: u64, count: usize, folds: Vec<(u64, usize)>) {
@@ -425,9 +521,18 @@ impl Behind {
 
     /// An inode is being looked at.
     pub fn looks(&mut self, ino: u64) {
-        if let Some(chain) = self.chains.get_mut(&ino) {
-            chain.is_looked_at = true;
+        let key = self.chain(ino);
+        if let Some(chain) = self.chains.get_mut(&key) {
+            chain.looks.insert(ino, Found::Nothing);
+            // There may be others.
+            self.again(key);
         }
+    }
+
+    /// Whether an inode may be missing because its chain was not told.
+    pub fn may_be_missing(&self, ino: u64) -> bool {
+        let chain = self.chains.get(&self.chain(ino));
+        chain.is_some_and(|chain| chain.promises.iter().any(|promise| promise.makes(ino)))
     }
 
     /// What was being told has a further step.
@@ -459,28 +564,35 @@ impl Behind {
         self.take_range(ino, chain.telling.min(to)..to)
     }
 
-    /// What a fenced session found: the inode's change time. Answers promises that are over: those that were carried
-    /// out before, or all when others changed the inode ([`Behind::failed`]).
-    /// `is_exclusive`: nobody else can have it.
-    pub fn looked(&mut self, ino: u64, changed_ns: u64, is_exclusive: bool) -> (Vec<Promise>, bool) {
-        let Some(chain) = self.chains.get_mut(&ino) else { return (Vec::new(), true) };
-        chain.is_looked_at = false;
+    /// What a fenced session found: the inode's change time; `None`: there is none. Answers promises that are over:
+    /// those that were carried out before, or all when others changed the inode ([`Behind::failed`]). `is_exclusive`:
+    /// nobody else can have it.
+    pub fn looked(&mut self, ino: u64, changed_ns: Option<u64>, is_exclusive: bool) -> (Vec<Promise>, bool) {
+        let key = self.chain(ino);
+        let Some(chain) = self.chains.get_mut(&key) else { return (Vec::new(), true) };
         // It was asked for twice, and is answered by now.
         if chain.trust != Trust::Suspect || chain.telling != 0 {
             return (Vec::new(), true);
         }
-        let trust = if is_exclusive { Trust::Exclusive } else { Trust::Looked };
-        let is_as_before = chain.promises.front().is_some_and(|promise| promise.before_ns == changed_ns);
-        let done = chain.promises.iter().rposition(|promise| promise.time_ns == changed_ns).map(|at| at + 1);
+        chain.looks.insert(ino, Found::Inode { changed_ns, is_exclusive });
+        let mut inos = chain.promises.iter().flat_map(Promise::directories);
+        let is_found = |ino: u64| chain.looks.get(&ino).is_some_and(|found| *found != Found::Nothing);
+        if !inos.all(is_found) {
+            return (Vec::new(), true);
+        }
+        let is_own = |found: &Found| matches!(found, Found::Inode { is_exclusive: true, .. });
+        let trust = if chain.looks.values().all(is_own) { Trust::Exclusive } else { Trust::Looked };
+        let done = done(&chain.promises, &chain.looks);
+        chain.looks.clear();
         match done {
-            _ if is_as_before => {
+            Some(0) => {
                 chain.trust = trust;
-                self.ready.push_back(ino);
+                self.ready.push_back(key);
                 (Vec::new(), true)
             }
             Some(done) => {
                 chain.trust = trust;
-                let mut over = self.take(ino, done);
+                let mut over = self.take(key, done);
                 let gone = self.gone_with(&over);
                 over.extend(gone);
                 (over, true)
@@ -489,10 +601,11 @@ impl Behind {
         }
     }
 
-    /// All promises of an inode.
+    /// All promises of an inode's chain.
     pub fn give_up(&mut self, ino: u64) -> Vec<Promise> {
-        let all = self.chains.get(&ino).map_or(0, |chain| chain.promises.len());
-        self.take(ino, all)
+        let key = self.chain(ino);
+        let all = self.chains.get(&key).map_or(0, |chain| chain.promises.len());
+        self.take(key, all)
     }
 
     fn take(&mut self, ino: u64, count: usize) -> Vec<Promise> {
@@ -506,10 +619,15 @@ impl Behind {
         self.bytes -= taken.iter().map(|promise| promise.change.len()).sum::<usize>();
         if chain.promises.is_empty() {
             self.chains.remove(&ino);
+            self.ended.push(ino);
         } else if !taken.is_empty() && chain.telling == 0 {
             self.ready.push_back(ino);
         }
         taken.iter().for_each(|promise| self.unmark(promise));
+        if !self.led.is_empty() {
+            let left = self.directories(ino);
+            self.led.retain(|directory, chain| *chain != ino || left.contains(directory));
+        }
         taken
     }
 
@@ -577,10 +695,51 @@ impl Behind {
         self.ready.clear();
         self.folded.clear();
         for (ino, chain) in &mut self.chains {
-            (chain.telling, chain.trust, chain.is_looked_at) = (0, Trust::Suspect, false);
+            (chain.telling, chain.trust) = (0, Trust::Suspect);
+            chain.looks.clear();
             self.ready.push_back(*ino);
         }
     }
+}
+
+/// How many promises of a chain were carried out, by what its inodes are now. What is told is told of all of them, and
+/// each promise has a change time of its own. `None`: others have changed one of them.
+fn done(promises: &VecDeque<Promise>, looks: &HashMap<u64, Found>) -> Option<usize> {
+    // By inode, how many of its own.
+    let mut of_each: HashMap<u64, usize> = HashMap::new();
+    for (ino, found) in looks {
+        let Found::Inode { changed_ns, .. } = found else { return None };
+        let own = || promises.iter().flat_map(|it| it.abouts().map(|about| (about, it.time_ns)));
+        let own = || own().filter(|((about, _), _)| about == ino).map(|((_, before_ns), time_ns)| (before_ns, time_ns));
+        let Some((before_ns, _)) = own().next() else { continue };
+        let done = match changed_ns {
+            None if promises.iter().any(|promise| promise.makes(*ino)) => 0,
+            None => return None,
+            Some(now_ns) if before_ns == *now_ns => 0,
+            Some(now_ns) => 1 + own().collect::<Vec<_>>().iter().rposition(|(_, time_ns)| time_ns == now_ns)?,
+        };
+        of_each.insert(*ino, done);
+    }
+    let mut seen: HashMap<u64, usize> = HashMap::new();
+    let (mut count, mut is_over) = (0, false);
+    for promise in promises {
+        let mut said = Vec::new();
+        for ino in promise.directories() {
+            let at = seen.entry(ino).or_default();
+            said.push(*at < of_each.get(&ino).copied().unwrap_or(0));
+            *at += 1;
+        }
+        // What it makes is there, if anything is promised of it in this chain.
+        let made = looks.iter().find(|(ino, _)| promise.makes(**ino));
+        said.extend(made.map(|(_, found)| matches!(found, Found::Inode { changed_ns: Some(_), .. })));
+        let is_done = said.first() == Some(&true);
+        if said.iter().any(|it| *it != is_done) || is_done && is_over {
+            return None;
+        }
+        is_over = !is_done;
+        count += usize::from(is_done);
+    }
+    Some(count)
 }
 
 /// Whether a write by this request takes set-id bits away that the file has.
@@ -610,7 +769,7 @@ mod tests {
     }
 
     fn promise(id: u64, ino: u64, change: Change) -> Promise {
-        Promise { id, key: 2 * id, ino, time_ns: 100 + id, before_ns: 99 + id, change }
+        Promise { id, key: 2 * id, ino, chain: ino, time_ns: 100 + id, before_ns: 99 + id, change }
     }
 
     #[test]
@@ -698,24 +857,24 @@ mod tests {
             behind.ready();
             behind.began(5, 1, Vec::new());
             behind.interrupted();
-            assert!(matches!(behind.next(5, None), Some(Next::Look)));
+            assert!(matches!(behind.next(5, None), Some(Next::Look(5))));
             behind
         };
         let mut behind = three();
         assert!(behind.holds_back(5));
-        assert_eq!(behind.looked(5, 100, false), (Vec::new(), true));
+        assert_eq!(behind.looked(5, Some(100), false), (Vec::new(), true));
         assert!(matches!(behind.next(5, None), Some(Next::Tell(telling)) if telling.id == 1 && !telling.is_exclusive));
         assert!(!behind.holds_back(5), "it may wait for others itself");
         let mut behind = three();
-        assert_eq!(behind.looked(5, 100, true), (Vec::new(), true));
+        assert_eq!(behind.looked(5, Some(100), true), (Vec::new(), true));
         assert!(matches!(behind.next(5, None), Some(Next::Tell(telling)) if telling.id == 1 && telling.is_exclusive));
         assert!(behind.holds_back(5));
         let mut behind = three();
-        let (done, is_kept) = behind.looked(5, 102, false);
+        let (done, is_kept) = behind.looked(5, Some(102), false);
         assert_eq!((done.len(), is_kept), (2, true), "they had been carried out");
         assert!(matches!(behind.next(5, None), Some(Next::Tell(telling)) if telling.id == 3));
         let mut behind = three();
-        let (lost, is_kept) = behind.looked(5, 777, false);
+        let (lost, is_kept) = behind.looked(5, Some(777), false);
         assert_eq!((lost.len(), is_kept, behind.is_empty()), (3, false, true));
         behind.fails(5, 5);
         assert_eq!((behind.failure(5), behind.take_failure(5), behind.take_failure(5)), (Some(5), Some(5), None));

@@ -198,6 +198,8 @@ pub struct Gate<B: Backend> {
     consent: behind::Consent,
     /// The server has room for more of that.
     has_room: bool,
+    /// It knows of names that move between directories.
+    moves_between: bool,
     /// Operations in flight that tell it.
     tells: usize,
     waiting: Vec<behind::Waiting>,
@@ -254,6 +256,7 @@ impl<B: Backend> Gate<B> {
             numbers: names::OwnNumbers::default(),
             consent: behind::Consent::default(),
             has_room: false,
+            moves_between: false,
             tells: 0,
             waiting: Vec::new(),
             waits: 0,

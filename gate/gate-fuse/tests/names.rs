@@ -132,6 +132,78 @@ fn directory_that_one_node_has_for_itself_is_changed_without_the_server_and_is_s
     });
 }
 
+/// Two of each node.
+const DIRECTORIES: [&str; 4] = ["d0", "d1", "e0", "e1"];
+
+#[test]
+fn names_move_between_directories_without_the_server_and_are_so_for_others() {
+    in_private_mounts(|| {
+        let mut world = World::real();
+        let (mut one, two) = (world.mount("one"), world.mount("two"));
+        let root = one.path.clone();
+        let [from, to] = ["from", "to"].map(|name| root.join(name));
+        [&from, &to].into_iter().for_each(|path| own_directory(path));
+        for name in ["a", "b", "c", "linked", "other"] {
+            fs::write(from.join(name), name).expect("write");
+        }
+        fs::write(to.join("b"), "replaced").expect("write");
+        fs::create_dir(from.join("deep")).expect("mkdir");
+        fs::create_dir(from.join("deep/er")).expect("mkdir");
+        File::open(&from).expect("open").sync_all().expect("sync");
+        for name in ["from/a", "from/b", "from/c", "from/linked", "from/other", "to/b"] {
+            File::open(root.join(name)).expect("open").sync_all().expect("sync");
+        }
+        [&from, &to].into_iter().for_each(|path| drop(fs::metadata(path).expect("stat")));
+        hear(&one);
+        server(&mut world).cut_server();
+        // Down and up again, over another, and without replacing; one that is made, or removed, between.
+        fs::rename(from.join("a"), to.join("a")).expect("rename");
+        fs::rename(from.join("b"), to.join("b")).expect("rename over another");
+        fs::rename(to.join("a"), from.join("again")).expect("rename");
+        let flags = rustix::fs::RenameFlags::NOREPLACE;
+        rustix::fs::renameat_with(rustix::fs::CWD, from.join("c"), rustix::fs::CWD, to.join("c"), flags)
+            .expect("rename");
+        fs::write(from.join("new"), b"new").expect("write");
+        fs::rename(from.join("new"), to.join("new")).expect("rename");
+        fs::rename(to.join("new"), to.join("newer")).expect("rename");
+        fs::hard_link(from.join("linked"), to.join("link")).expect("link");
+        fs::hard_link(to.join("newer"), from.join("link")).expect("link");
+        fs::remove_file(to.join("c")).expect("unlink");
+        fs::create_dir(from.join("empty")).expect("mkdir");
+        fs::write(from.join("empty/f"), b"f").expect("write");
+        fs::rename(from.join("empty"), to.join("d")).expect("rename");
+        fs::rename(from.join("other"), to.join("d/other")).expect("rename");
+        let names = |path: &Path| -> Vec<String> {
+            let names = fs::read_dir(path).expect("listing").map(|entry| entry.expect("an entry").file_name());
+            let mut names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
+            names.sort();
+            names
+        };
+        let stat = |path: &Path| {
+            let seen = fs::metadata(path).expect("stat");
+            (seen.ino(), seen.nlink(), seen.mtime_nsec(), seen.ctime_nsec())
+        };
+        let paths = ["from", "to", "to/d", "to/b", "to/newer", "to/d/other"];
+        let before = paths.map(|path| stat(&root.join(path)));
+        // All of it is what the next gate finds.
+        one.replace_gate();
+        server(&mut world).replace_server();
+        for node in [&one, &two] {
+            assert_eq!(names(&node.path.join("from")), ["again", "deep", "link", "linked"]);
+            assert_eq!(names(&node.path.join("to")), ["b", "d", "link", "newer"]);
+            assert_eq!(names(&node.path.join("to/d")), ["f", "other"]);
+            assert_eq!(paths.map(|path| stat(&node.path.join(path))), before);
+            assert_eq!(fs::read(node.path.join("to/b")).expect("read"), b"b");
+            assert_eq!(stat(&node.path.join("to/d/..")).0, before[1].0);
+        }
+        // A directory with others in it the server moves, and what is below itself nobody does.
+        fs::rename(from.join("deep"), to.join("deep")).expect("rename");
+        let loops = fs::rename(to.join("deep"), to.join("deep/er/deep")).map_err(|error| error.raw_os_error());
+        assert_eq!(loops, Err(Some(libc::EINVAL)));
+        assert_eq!(names(&two.path.join("to/deep")), ["er"]);
+    });
+}
+
 /// One program at a time, on either node; beside it the same on a file system of this kernel.
 #[test]
 fn each_node_sees_what_was_named_last_while_gates_and_servers_die() {
@@ -143,7 +215,7 @@ fn each_node_sees_what_was_named_last_while_gates_and_servers_die() {
         let mut nodes = world.mount_two();
         let oracle = nodes[0].path.with_file_name("oracle");
         fs::create_dir(&oracle).expect("mkdir");
-        for directory in ["d0", "d1"] {
+        for directory in DIRECTORIES {
             own_directory(&oracle.join(directory));
             own_directory(&nodes[0].path.join(directory));
         }
@@ -153,11 +225,12 @@ fn each_node_sees_what_was_named_last_while_gates_and_servers_die() {
             // Mostly by one node, so that it has the directory for itself.
             let node = if below(12) == 0 { 1 - home } else { home };
             let mut path = || {
+                let which = if below(3) == 0 { "e" } else { "d" };
                 let below_it = if below(3) == 0 { "/sub" } else { "" };
-                format!("d{home}{below_it}/n{}", below(5))
+                format!("{which}{home}{below_it}/n{}", below(5))
             };
             let (first, second) = (path(), path());
-            let what = below(40);
+            let what = below(44);
             let said = format!("SEED={seed}, step {step}, {what} of {first}, {second} on {node}");
             let roots = [nodes[node].path.clone(), oracle.clone()];
             let act = |root: &Path, open: &mut Vec<File>| -> Result<Vec<u8>, ErrorKind> {
@@ -175,7 +248,7 @@ fn each_node_sees_what_was_named_last_while_gates_and_servers_die() {
                         }
                     }
                     10..16 => fs::remove_file(&first).map_err(kind)?,
-                    16..19 => {
+                    16..19 | 40..44 => {
                         // What becomes of a directory that is moved into itself, or over another kind, is told in
                         // other words by other file systems.
                         let kind_of = |path: &Path| fs::symlink_metadata(path).ok().map(|it| it.is_dir());
@@ -235,7 +308,7 @@ fn each_node_sees_what_was_named_last_while_gates_and_servers_die() {
             }
             if below(10) == 0 {
                 let root = &nodes[below(2)].path;
-                for directory in ["d0", "d1"] {
+                for directory in DIRECTORIES {
                     assert_eq!(shown(&root.join(directory)), shown(&oracle.join(directory)), "{said}");
                 }
             }
@@ -259,6 +332,8 @@ fn trees_that_are_made_and_removed_are_what_their_programs_were_told() {
                 while !is_over.load(Ordering::Relaxed) {
                     let directory = root.join(format!("d{number}"));
                     fs::create_dir(&directory).expect("mkdir");
+                    let inner = directory.join("inner");
+                    fs::create_dir(&inner).expect("mkdir");
                     for file in 0..20_usize {
                         let path = directory.join(format!("f{file}"));
                         let mut made = File::create_new(&path).expect("create");
@@ -266,7 +341,13 @@ fn trees_that_are_made_and_removed_are_what_their_programs_were_told() {
                         drop(made);
                         match file % 4 {
                             0 => fs::remove_file(&path).expect("unlink"),
-                            1 => fs::rename(&path, directory.join(format!("m{file}"))).expect("rename"),
+                            1 => {
+                                let moved = inner.join(format!("m{file}"));
+                                fs::rename(&path, &moved).expect("rename to another directory");
+                                if file % 8 == 1 {
+                                    fs::rename(&moved, directory.join(format!("m{file}"))).expect("and back");
+                                }
+                            }
                             2 => fs::rename(&path, directory.join("last")).expect("rename over another"),
                             _ => {
                                 fs::hard_link(&path, directory.join(format!("l{file}"))).expect("link");
@@ -299,13 +380,18 @@ fn trees_that_are_made_and_removed_are_what_their_programs_were_told() {
             let directory = two.path.join(format!("d{number}"));
             let mut expected: BTreeMap<String, u64> =
                 (0..20_u64).filter(|file| file % 4 == 3).map(|file| (format!("l{file}"), file * 900)).collect();
-            expected.extend((0..20_u64).filter(|file| file % 4 == 1).map(|file| (format!("m{file}"), file * 900)));
+            let moved =
+                |file: u64| (if file % 8 == 1 { format!("m{file}") } else { format!("inner/m{file}") }, file * 900);
+            expected.extend((0..20_u64).filter(|file| file % 4 == 1).map(moved));
             expected.insert("last".to_owned(), 18 * 900);
-            let found = fs::read_dir(&directory).expect("listing").map(|entry| {
-                let path = entry.expect("an entry").path();
+            let inner = directory.join("inner");
+            let paths = [&directory, &inner].into_iter().flat_map(|path| fs::read_dir(path).expect("listing"));
+            let paths = paths.map(|entry| entry.expect("an entry").path()).filter(|path| *path != inner);
+            let found = paths.map(|path| {
                 let bytes = fs::read(&path).expect("read");
                 assert!(bytes.iter().all(|byte| u64::from(*byte) * 900 == bytes.len() as u64), "{path:?}");
-                (path.file_name().expect("a name").to_string_lossy().into_owned(), bytes.len() as u64)
+                let name = path.strip_prefix(&directory).expect("below");
+                (name.to_string_lossy().into_owned(), bytes.len() as u64)
             });
             assert_eq!(found.collect::<BTreeMap<_, _>>(), expected, "d{number} of {count}");
         }
@@ -346,6 +432,46 @@ fn fenced_node_keeps_the_names_that_it_promised_or_says_that_it_cannot() {
         assert!(matches!(lost, Err(Some(libc::EIO | libc::ESTALE))), "{lost:?}");
         for node in [&one, &two] {
             let names = fs::read_dir(node.path.join("lost")).expect("listing");
+            let names: Vec<_> = names.map(|entry| entry.expect("an entry").file_name()).collect();
+            assert_eq!(names, ["by another"]);
+        }
+    });
+}
+
+/// The same with what it had moved from one directory to another.
+#[test]
+fn fenced_node_keeps_what_it_moved_unless_one_of_the_directories_was_changed() {
+    in_private_mounts(|| {
+        let mut world = World::real();
+        let (mut one, two) = (world.mount("one"), world.mount("two"));
+        for directory in ["kept", "kept too", "lost", "lost too"] {
+            own_directory(&one.path.join(directory));
+        }
+        for file in ["kept/f", "lost/f"] {
+            fs::write(one.path.join(file), b"bytes").expect("write");
+            File::open(one.path.join(file)).expect("open").sync_all().expect("sync");
+        }
+        for directory in ["kept", "kept too", "lost", "lost too"] {
+            fs::metadata(one.path.join(directory)).expect("stat");
+        }
+        hear(&one);
+        server(&mut world).cut_server();
+        fs::rename(one.path.join("kept/f"), one.path.join("kept too/f")).expect("promised");
+        fs::rename(one.path.join("lost/f"), one.path.join("lost too/f")).expect("promised");
+        one.stop_gate(|| {
+            server(&mut world).replace_server();
+            assert_eq!(fs::read_dir(two.path.join("kept")).expect("listing").count(), 1);
+            fs::write(two.path.join("lost too/by another"), b"by another").expect("write");
+        });
+        let until = Instant::now() + Duration::from_secs(10);
+        while fs::read(two.path.join("kept too/f")).ok().as_deref() != Some(b"bytes") {
+            assert!(Instant::now() < until, "where nobody else changed anything it is told");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for node in [&one, &two] {
+            assert_eq!(fs::read_dir(node.path.join("kept")).expect("listing").count(), 0);
+            assert_eq!(fs::read(node.path.join("lost/f")).expect("it did not move"), b"bytes");
+            let names = fs::read_dir(node.path.join("lost too")).expect("listing");
             let names: Vec<_> = names.map(|entry| entry.expect("an entry").file_name()).collect();
             assert_eq!(names, ["by another"]);
         }

@@ -58,8 +58,8 @@ pub struct Reply {
     pub changed: Option<u64>,
     /// And nobody has a lock of it.
     pub is_unlocked: bool,
-    /// A directory whose names were changed: the same.
-    pub names_of: Option<u64>,
+    /// Directories whose names were changed: the same, of all or of none.
+    pub names_of: Vec<u64>,
     /// What the reply tells of and others have exclusively.
     pub untold: Vec<u64>,
 }
@@ -104,13 +104,13 @@ impl Reply {
     /// To a change of a file, or directory, that its session may have exclusively.
     pub fn changes(mut self, ino: u64, inode: &Inode) -> Reply {
         self.changed = inode.is_file().then_some(ino);
-        self.names_of = inode.is_dir().then_some(ino);
+        self.names_of = inode.is_dir().then_some(ino).into_iter().collect();
         self
     }
 
-    /// To a change of names of a directory that its session may have exclusively.
-    pub fn names_of(mut self, directory: u64) -> Reply {
-        self.names_of = Some(directory);
+    /// To a change of names of directories that its session may have exclusively.
+    pub fn names_of(mut self, directories: impl IntoIterator<Item = u64>) -> Reply {
+        self.names_of = directories.into_iter().collect();
         self
     }
 
@@ -382,14 +382,17 @@ impl Fs {
         // Where a quota counts nobody promises anything: it might not allow that.
         if self.quotas.are_any() {
             reply.changed = reply.changed.filter(|ino| !self.is_counted(*ino));
-            reply.names_of = reply.names_of.filter(|ino| !self.is_counted(*ino));
+            if reply.names_of.iter().any(|ino| self.is_counted(*ino)) {
+                reply.names_of.clear();
+            }
         }
-        if reply.changed.is_none() && reply.names_of.is_none() {
+        if reply.changed.is_none() && reply.names_of.is_empty() {
             return self.deliver(session, reply, answer);
         }
         let seen = std::mem::take(&mut reply.lease);
         let room = if self.has_room_behind() { api::ROOM } else { 0 };
-        self.leases.deliver_change(session, &seen, (reply.changed, reply.names_of), stills, |terms| {
+        let directories = std::mem::take(&mut reply.names_of);
+        self.leases.deliver_change(session, &seen, (reply.changed, &directories), stills, |terms| {
             if terms.is_held {
                 reply.results[3] |= api::LEASE | api::DELEGATES;
             }
@@ -397,7 +400,7 @@ impl Fs {
                 reply.results[3] |= api::EXCLUSIVE | if reply.is_unlocked { api::UNLOCKED } else { 0 };
             }
             if terms.has_names {
-                reply.results[3] |= api::EXCLUSIVE_NAMES;
+                reply.results[3] |= api::EXCLUSIVE_NAMES | api::MOVES_BETWEEN;
             }
             reply.results[3] |= room;
             answer(reply);

@@ -18,7 +18,7 @@ const ENOSPC: u32 = 28;
 const ESTALE: u32 = 116;
 const EXCLUSIVE: u64 = api::LEASE | api::DELEGATES | api::EXCLUSIVE | api::ROOM;
 /// What an answer says of names as well is for tests of names.
-const OF_FILES: u64 = !api::EXCLUSIVE_NAMES;
+const OF_FILES: u64 = !(api::EXCLUSIVE_NAMES | api::MOVES_BETWEEN);
 
 fn open(device: &Arc<MemoryDevice>, seed: u64) -> Arc<Fs> {
     Fs::open(device.clone(), Options::inline(seed)).expect("the volume opens")
@@ -261,7 +261,7 @@ fn names_of_a_directory_that_one_session_has_are_changed_together_or_not_at_all(
     ];
     let call = names_call(&mut own, api::BEHIND, &changes);
     let told = fs.call(call.clone());
-    let terms = api::LEASE | api::DELEGATES | api::EXCLUSIVE_NAMES | api::ROOM;
+    let terms = api::LEASE | api::DELEGATES | api::EXCLUSIVE_NAMES | api::MOVES_BETWEEN | api::ROOM;
     assert_eq!((told.status, told.results[3]), (0, terms));
     assert_eq!(fs.call(call.clone()).status, 0, "once");
     let look = |client: &Client| {
@@ -339,6 +339,132 @@ fn names_that_lead_to_the_same_file_come_and_go_behind() {
         assert_ne!(name_behind(&mut own, &[before, change]).status, 0, "change {number}");
     }
     assert_eq!(own.list(1).len(), 3);
+}
+
+/// [`api::OF`] and [`api::MOVES_TO`].
+fn of(directory: u64, time_ns: u64) -> (api::NameChange, &'static str, &'static [u8]) {
+    (other_change(api::OF, directory, time_ns), "", b"")
+}
+
+#[test]
+fn names_move_between_directories_that_one_session_has_together_or_not_at_all() {
+    let (device, fs) = new();
+    let mut own = behind(&fs, 7);
+    make(&mut own, "old");
+    let old = own.lookup(1, "old").expect("it is there");
+    let there = attr_of(&own.make(api::MKDIR, 1, "there", 0o40_700, 1)).ino.get();
+    let numbers = numbers(&own);
+    let [file, directory, made] = [0, 1, 2].map(|at| numbers.start + at);
+    let to = |directory: u64, name: &str| [&directory.to_le_bytes()[..], name.as_bytes()].concat();
+    let goals = [to(there, "file"), to(there, "d"), to(made, "old"), to(1, "replaced")];
+    let changes: [(api::NameChange, &str, &[u8]); 10] = [
+        (makes(file, FILE, 10), "tmp", b"content"),
+        (makes(directory, 0o40_700, 11), "d", b""),
+        (other_change(api::MOVES_TO, file, 12), "tmp", &goals[0]),
+        (other_change(api::MOVES_TO, directory, 13), "d", &goals[1]),
+        // Where something goes to a directory that is made with it.
+        (makes(made, 0o40_700, 14), "made", b""),
+        (other_change(api::MOVES_TO, old, 15), "old", &goals[2]),
+        of(there, 17),
+        (other_change(api::MOVES, file, 16), "file", b"moved on"),
+        (makes(numbers.start + 3, FILE, 17), "x", b""),
+        of(made, 15),
+    ];
+    let call = names_call(&mut own, api::BEHIND, &changes);
+    let call = Call { args: [1, 15, 0], ..call };
+    let told = fs.call(call.clone());
+    let terms = api::LEASE | api::DELEGATES | api::EXCLUSIVE_NAMES | api::MOVES_BETWEEN | api::ROOM;
+    assert_eq!((told.status, told.results[3]), (0, terms));
+    assert_eq!(fs.call(call.clone()).status, 0, "once");
+    let look = |client: &Client| {
+        let list = |ino| {
+            let mut names: Vec<(String, u64)> = client.list(ino);
+            names.sort();
+            names
+        };
+        assert_eq!(list(1), [("made".to_owned(), made), ("there".to_owned(), there)]);
+        let inside = [("d".to_owned(), directory), ("moved on".to_owned(), file), ("x".to_owned(), numbers.start + 3)];
+        assert_eq!(list(there), inside);
+        assert_eq!(list(made), [("old".to_owned(), old)]);
+        assert_eq!(client.read_all(file), b"content");
+        assert_eq!(client.lookup(directory, ".."), Some(there));
+        let seen = |ino| {
+            let attr = client.attr(ino);
+            (attr.links.get(), attr.mtime_ns.get(), attr.ctime_ns.get())
+        };
+        assert_eq!([seen(1), seen(there), seen(made)], [(4, 15, 15), (3, 17, 17), (2, 15, 15)]);
+        assert_eq!((client.attr(file).ctime_ns.get(), client.attr(directory).ctime_ns.get()), (16, 13));
+    };
+    look(&own);
+    let below = [to(directory, "inside"), to(made, "nothing"), to(99, "nowhere"), to(there, "d")];
+    let refused: [Vec<(api::NameChange, &str, &[u8])>; 6] = [
+        vec![of(there, 20), (other_change(api::MOVES_TO, directory, 20), "d", &below[0])],
+        vec![(other_change(api::MOVES_TO, made, 20), "made", &below[1])],
+        vec![of(there, 20), (other_change(api::MOVES_TO, file, 20), "moved on", &below[2])],
+        vec![of(there, 20), (other_change(api::MOVES_TO, file, 20), "x", &below[1])],
+        vec![of(made, 20), (other_change(api::MOVES_TO, old, 20), "old", &below[3])],
+        vec![of(99, 20)],
+    ];
+    for (number, changes) in refused.into_iter().enumerate() {
+        let first = (makes(numbers.start + 10, FILE, 20), "first", &b"bytes"[..]);
+        let all: Vec<_> = [first].into_iter().chain(changes).collect();
+        assert_ne!(name_behind(&mut own, &all).status, 0, "change {number}");
+        look(&own);
+    }
+    for short in [&b""[..], b"1234567", b"12345678", b"12345678a/b"] {
+        assert_eq!(name_behind(&mut own, &[(other_change(api::MOVES_TO, old, 20), "old", short)]).status, 22);
+    }
+    // What is not told is what others wait for, in both.
+    let other = Client::new(&fs, 8);
+    for directory in [1, there] {
+        let seen = self::look(&other, api::LOOKUP, [directory, 0, 0], b"x");
+        assert!(waits(&seen), "{directory}");
+        for (recall, ..) in events(&own) {
+            own.read_call(api::TOLD, [recall, 0, 0], &[]);
+        }
+        assert!(!waits(&seen));
+    }
+    fs.checkpoint().expect("a checkpoint");
+    drop((own, other, fs));
+    let fs = open(&device, 2);
+    fs.open_session(7, 0).expect("the session goes on");
+    assert_eq!(fs.call(call).status, 0, "once, over restarts");
+    let own = Client { fs, session: 7, sequence: 100 };
+    look(&own);
+    assert!(own.fs.check(fs_core::Depth::Data).expect("it is looked at").is_empty());
+}
+
+#[test]
+fn rename_gives_both_directories_to_a_session_that_has_them_alone_or_none() {
+    let (_, fs) = new();
+    let (mut own, mut other) = (behind(&fs, 7), Client::new(&fs, 8));
+    let [one, two] = ["one", "two"].map(|name| attr_of(&own.make(api::MKDIR, 1, name, 0o40_700, 1)).ino.get());
+    let both = api::EXCLUSIVE_NAMES | api::MOVES_BETWEEN | api::ROOM;
+    for (at, (from, to)) in [(one, two), (two, one), (one, two)].into_iter().enumerate() {
+        if at == 0 {
+            let made = own.make(api::MKNOD, one, "f", FILE, 1);
+            assert_eq!(made.status, 0);
+        }
+        if at == 2 {
+            other.attr(two);
+        }
+        let call = own.change_call(api::RENAME, 0, [from, to, 5], &common::rename_data("f", "f"));
+        let renamed = submit(&fs, call);
+        if at == 2 {
+            // Its lease is asked back, and it looks again at once.
+            assert!(waits(&renamed));
+            for (recall, ..) in events(&other) {
+                other.read_call(api::RELEASED, [recall, 0, 0], &[]);
+            }
+        }
+        let renamed = renamed.try_recv().expect("an answer");
+        assert_eq!((renamed.status, renamed.results[3] & both), (0, both), "{at}");
+    }
+    let opened = other.change(api::OPEN, 0, [two, 0, 1], &[]);
+    assert_eq!(opened.status, 0);
+    let call = own.change_call(api::RENAME, 0, [two, one, 6], &common::rename_data("f", "f"));
+    let renamed = fs.call(call);
+    assert_eq!((renamed.status, renamed.results[3] & both & !api::ROOM), (0, 0), "somebody else has one of them open");
 }
 
 fn numbers_do_not_overlap(client: &Client, before: std::ops::Range<u64>) -> bool {

@@ -4,9 +4,11 @@
 //! was made goes what was promised of it since, as far as it is short: so `tar` and `cp` cost a fraction of an
 //! operation for a file. What was made and removed again is not told at all.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use vos_api::fs::{Attr, BARE, CONTENT_BYTES_MAX, LINKS, MAKES, MOVES, NameChange, REMOVES, SetAttr, valid};
+use vos_api::fs::{
+    Attr, BARE, CONTENT_BYTES_MAX, LINKS, MAKES, MOVES, MOVES_TO, NameChange, OF, REMOVES, SetAttr, valid,
+};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::{Behind, Chain, Change, Promise};
@@ -37,7 +39,17 @@ pub enum What {
     Moved {
         to: Vec<u8>,
         replaced: Option<u64>,
+        /// It is not the same directory.
+        goal: Option<Goal>,
     },
+}
+
+/// The other directory of a move.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Goal {
+    pub directory: u64,
+    /// Its change time before, as [`Promise::before_ns`] is that of the first one.
+    pub before_ns: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -73,13 +85,22 @@ impl Naming {
         }
     }
 
-    /// Names that it is about.
-    pub fn names(&self) -> impl Iterator<Item = &[u8]> {
-        let new = matches!(self.what, What::Moved { .. }).then(|| self.more());
-        [self.name.as_slice()].into_iter().chain(new)
+    /// Names that it is about, with their directories; `directory`: that of the first.
+    pub fn names(&self, directory: u64) -> impl Iterator<Item = (u64, &[u8])> {
+        let goal = self.goal().map_or(directory, |goal| goal.directory);
+        let new = matches!(self.what, What::Moved { .. }).then(|| (goal, self.more()));
+        [(directory, self.name.as_slice())].into_iter().chain(new)
     }
 
-    /// Inodes that it is about, besides the directory.
+    /// The other directory, if there are two.
+    pub fn goal(&self) -> Option<Goal> {
+        match self.what {
+            What::Moved { goal, .. } => goal,
+            _ => None,
+        }
+    }
+
+    /// Inodes that it is about, besides directories whose names it changes.
     pub fn subjects(&self) -> [Option<u64>; 2] {
         let replaced = match self.what {
             What::Moved { replaced, .. } => replaced,
@@ -130,6 +151,9 @@ impl Naming {
 /// Names that are told together.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Batch {
+    /// The directory that the first of them is of, and when its names were changed for the last time.
+    pub parent: u64,
+    pub time_ns: u64,
     pub changes: Vec<u8>,
     /// Promises of files that go with them.
     pub folds: Vec<(u64, usize)>,
@@ -173,9 +197,9 @@ impl File {
 }
 
 impl Behind {
-    /// The next names of a directory that are told together: how many promises, the time of the last, and what is said.
-    /// `again`: so many, as a gate before this one may have told them.
-    pub(super) fn batch(&self, chain: &Chain, again: Option<usize>) -> (usize, u64, Batch) {
+    /// The next names of a chain that are told together: how many promises, and what is said. `again`: so many, as a
+    /// gate before this one may have told them.
+    pub(super) fn batch(&self, chain: &Chain, again: Option<usize>) -> (usize, Batch) {
         let mut taken: Vec<(&Promise, &Naming)> = Vec::new();
         for promise in chain.promises.iter().take(again.unwrap_or(NAMES_MAX)) {
             let Change::Name(naming) = &promise.change else { break };
@@ -185,8 +209,19 @@ impl Behind {
             taken.truncate(self.count_with_files(&taken));
         }
         let passing = passing(&taken);
-        let mut batch = Batch::default();
+        let mut times: BTreeMap<u64, u64> = BTreeMap::new();
+        for (promise, _) in &taken {
+            times.extend(promise.directories().map(|directory| (directory, promise.time_ns)));
+        }
+        let parent = taken.first().map_or(0, |(promise, _)| promise.ino);
+        let mut batch = Batch { parent, time_ns: times.remove(&parent).unwrap_or(0), ..Batch::default() };
+        let (mut said, mut at) = (BTreeMap::from([(parent, batch.time_ns)]), parent);
         for (promise, naming) in taken.iter().filter(|(_, naming)| !passing.contains(&naming.ino)) {
+            if promise.ino != at {
+                at = promise.ino;
+                said.extend(times.remove_entry(&at));
+                of(at, said.get(&at).copied().unwrap_or(0), &mut batch.changes);
+            }
             let mut file = File { head: head(promise, naming), content: Vec::new() };
             if matches!(naming.what, What::Made(_)) {
                 // Again only what has to come before a further name, as it did then.
@@ -196,10 +231,13 @@ impl Behind {
                     batch.folds.push((naming.ino, count));
                 }
             }
+            let goal = naming.goal().map(|goal| [&goal.directory.to_le_bytes(), naming.more()].concat());
             let more = if file.content.is_empty() { naming.more() } else { &file.content };
-            file.head.push(&naming.name, more, &mut batch.changes);
+            file.head.push(&naming.name, goal.as_deref().unwrap_or(more), &mut batch.changes);
         }
-        (taken.len(), taken.last().map_or(0, |(promise, _)| promise.time_ns), batch)
+        // Where something came to, or of whose names none is left.
+        times.into_iter().for_each(|(directory, time_ns)| of(directory, time_ns, &mut batch.changes));
+        (taken.len(), batch)
     }
 
     /// How many of them go together with their files. At least one.
@@ -227,8 +265,12 @@ impl Behind {
 
     /// Whether all that is promised of an inode is told before, or together with, what is promised of its name next.
     pub fn goes_with_name(&self, ino: u64) -> bool {
-        let Some(chain) = self.chains.get(&ino) else { return true };
-        let home = self.homes.get(&ino).filter(|home| home.is_unborn).and_then(|it| self.chains.get(&it.directory));
+        let Some(chain) = self.chains.get(&self.chain(ino)) else { return true };
+        let home = self.homes.get(&ino).filter(|home| home.is_unborn).and_then(|it| self.chains.get(&it.chain));
+        // With names of several directories.
+        if self.is_led(ino) {
+            return false;
+        }
         let made = home.into_iter().flat_map(|home| &home.promises).enumerate().find_map(|(at, promise)| {
             let Change::Name(naming) = &promise.change else { return None };
             naming.makes(ino).then_some((at, promise, naming))
@@ -285,8 +327,16 @@ fn head(promise: &Promise, naming: &Naming) -> NameChange {
         },
         What::Removed | What::Unlinked => NameChange { kind: REMOVES.into(), ..new },
         What::Linked(_) => NameChange { kind: LINKS.into(), ..new },
-        What::Moved { .. } => NameChange { kind: MOVES.into(), ..new },
+        What::Moved { goal: None, .. } => NameChange { kind: MOVES.into(), ..new },
+        What::Moved { goal: Some(_), .. } => NameChange { kind: MOVES_TO.into(), ..new },
     }
+}
+
+/// What follows is of another directory, which was changed last at that time.
+fn of(directory: u64, time_ns: u64, changes: &mut Vec<u8>) {
+    let head =
+        NameChange { ino: directory.into(), kind: OF.into(), time_ns: time_ns.into(), ..NameChange::new_zeroed() };
+    head.push(&[], &[], changes);
 }
 
 /// Inodes that are made and removed again, and that nothing else is about.
@@ -317,7 +367,7 @@ mod tests {
 
     fn name(id: u64, name: &str, ino: u64, what: What) -> Promise {
         let change = Change::Name(Naming { name: name.into(), ino, what });
-        Promise { id, key: 2 * id, ino: DIRECTORY, time_ns: 100 + id, before_ns: 99 + id, change }
+        Promise { id, key: 2 * id, ino: DIRECTORY, chain: DIRECTORY, time_ns: 100 + id, before_ns: 99 + id, change }
     }
 
     fn file() -> What {
@@ -325,7 +375,14 @@ mod tests {
     }
 
     fn of_file(id: u64, ino: u64, change: Change) -> Promise {
-        Promise { id, key: 2 * id, ino, time_ns: 100 + id, before_ns: 99 + id, change }
+        Promise { id, key: 2 * id, ino, chain: ino, time_ns: 100 + id, before_ns: 99 + id, change }
+    }
+
+    impl Behind {
+        fn told_all(&mut self, chain: u64) {
+            told(self, chain);
+            self.told(chain);
+        }
     }
 
     fn write(offset: u64, bytes: &[u8]) -> Change {
@@ -370,7 +427,7 @@ mod tests {
         assert_eq!(behind.ready(), None, "what is not made yet waits for its name");
         assert!(behind.is_unborn(10) && behind.waits_on(11) == Some(DIRECTORY));
         let (telling, batch) = told(&mut behind, DIRECTORY);
-        assert_eq!((telling.count, telling.time_ns, batch.folds.as_slice()), (2, 106, &[(10, 3)][..]));
+        assert_eq!((telling.count, batch.time_ns, batch.folds.as_slice()), (2, 106, &[(10, 3)][..]));
         let expected = [
             (MAKES, 10, "a".to_owned(), b"onetwo".to_vec(), 0o100_640, 103),
             (MAKES, 11, "b".to_owned(), Vec::new(), 0o100_600, 106),
@@ -385,7 +442,7 @@ mod tests {
     #[test]
     fn what_was_made_and_removed_is_not_told_unless_something_else_is_about_it() {
         let mut behind = Behind::default();
-        let moved = |to: &str, replaced| What::Moved { to: to.into(), replaced };
+        let moved = |to: &str, replaced| What::Moved { to: to.into(), replaced, goal: None };
         behind.add(name(1, "a", 10, file()));
         behind.add(name(2, "b", 11, file()));
         behind.add(name(3, "a", 10, What::Removed));
@@ -422,18 +479,18 @@ mod tests {
         behind.add(name(1, "a", 10, file()));
         behind.add(of_file(2, 10, write(0, b"one")));
         assert!(behind.goes_with_name(10) && behind.goes_with_name(11));
-        behind.add(name(3, "a", 10, What::Moved { to: b"b".to_vec(), replaced: None }));
+        behind.add(name(3, "a", 10, What::Moved { to: b"b".to_vec(), replaced: None, goal: None }));
         behind.add(of_file(4, 10, write(9000, b"two")));
         assert!(!behind.goes_with_name(10), "the second is told by itself");
         // A gate that died may have told it.
         behind.interrupted();
-        assert_eq!(behind.looked(DIRECTORY, 100, true), (Vec::new(), true));
+        assert_eq!(behind.looked(DIRECTORY, Some(100), true), (Vec::new(), true));
         let Some(Next::Tell(Telling { change: Told::Names(batch), .. })) = behind.next(DIRECTORY, Some(2)) else {
             panic!("names are told")
         };
         assert_eq!(batch.folds, [(10, 1)]);
         behind.interrupted();
-        let (over, _) = behind.looked(DIRECTORY, 103, true);
+        let (over, _) = behind.looked(DIRECTORY, Some(103), true);
         assert_eq!(over.iter().map(|promise| promise.id).collect::<Vec<_>>(), [1, 3, 2]);
         // After an interruption in any order.
         assert!(std::iter::from_fn(|| behind.ready()).any(|ino| ino == 10));
@@ -446,9 +503,9 @@ mod tests {
         behind.add(name(1, "a", 10, file()));
         behind.add(of_file(2, 10, write(0, b"one")));
         told(&mut behind, DIRECTORY);
-        behind.add(name(3, "a", 10, What::Moved { to: b"b".to_vec(), replaced: None }));
+        behind.add(name(3, "a", 10, What::Moved { to: b"b".to_vec(), replaced: None, goal: None }));
         behind.interrupted();
-        assert_eq!(behind.looked(DIRECTORY, 100, true), (Vec::new(), true), "the server had not carried it out");
+        assert_eq!(behind.looked(DIRECTORY, Some(100), true), (Vec::new(), true), "the server had not carried it out");
         let Some(Next::Tell(Telling { change: Told::Names(batch), .. })) = behind.next(DIRECTORY, Some(1)) else {
             panic!("names are told")
         };
@@ -464,12 +521,12 @@ mod tests {
         let mut behind = Behind::default();
         behind.add(name(1, "a", 10, file()));
         behind.interrupted();
-        assert!(matches!(behind.next(DIRECTORY, None), Some(Next::Look)));
+        assert!(matches!(behind.next(DIRECTORY, None), Some(Next::Look(DIRECTORY))));
         behind.looks(DIRECTORY);
         assert!(behind.next(DIRECTORY, None).is_none());
-        behind.looked(DIRECTORY, 100, true);
+        behind.looked(DIRECTORY, Some(100), true);
         told(&mut behind, DIRECTORY);
-        assert_eq!(behind.looked(DIRECTORY, 777, true), (Vec::new(), true), "an answer of before");
+        assert_eq!(behind.looked(DIRECTORY, Some(777), true), (Vec::new(), true), "an answer of before");
         assert_eq!(behind.told(DIRECTORY).len(), 1);
     }
 
@@ -500,13 +557,156 @@ mod tests {
         behind.ready();
         // As a gate tells that takes over, of which nobody knows whether it was told.
         let chain = &behind.chains[&DIRECTORY];
-        let (count, _, batch) = behind.batch(chain, Some(3));
+        let (count, batch) = behind.batch(chain, Some(3));
         assert_eq!((count, batch.folds.as_slice()), (3, &[(10, 2)][..]));
         let kinds: Vec<(u16, Vec<u8>)> = said(&batch).into_iter().map(|said| (said.0, said.3)).collect();
         assert_eq!(kinds, [(MAKES, b"onetwo".to_vec()), (LINKS, Vec::new()), (REMOVES, Vec::new())]);
         behind.began(DIRECTORY, count, batch.folds);
         assert_eq!(behind.told(DIRECTORY).len(), 5, "and what came later stays");
         assert!(behind.is_marked(10));
+    }
+
+    const OTHER: u64 = 6;
+
+    fn to_other(to: &str, ino: u64) -> Naming {
+        let goal = Some(Goal { directory: OTHER, before_ns: 50 });
+        Naming { name: to.into(), ino, what: What::Moved { to: to.into(), replaced: None, goal } }
+    }
+
+    /// A promise in the chain that is its own.
+    fn in_chain(behind: &mut Behind, id: u64, ino: u64, before_ns: u64, naming: Naming) {
+        let chain = behind.chain_for(ino, &naming).expect("it has a chain");
+        let change = Change::Name(naming);
+        behind.add(Promise { id, key: 2 * id, ino, chain, time_ns: 100 + id, before_ns, change });
+    }
+
+    fn naming(name: &str, ino: u64, what: What) -> Naming {
+        Naming { name: name.into(), ino, what }
+    }
+
+    /// A file that moves from one directory to the other, and what happens in both before and after.
+    fn moved_between() -> Behind {
+        let mut behind = Behind::default();
+        in_chain(&mut behind, 1, DIRECTORY, 99, naming("a", 10, file()));
+        in_chain(&mut behind, 2, DIRECTORY, 101, Naming { name: b"x".to_vec(), ..to_other("b", 11) });
+        in_chain(
+            &mut behind,
+            3,
+            OTHER,
+            102,
+            naming("b", 11, What::Moved { to: b"c".to_vec(), replaced: None, goal: None }),
+        );
+        in_chain(&mut behind, 4, DIRECTORY, 102, naming("x", 12, file()));
+        behind
+    }
+
+    #[test]
+    fn directories_between_which_a_name_moves_are_told_together_and_in_order() {
+        let mut behind = moved_between();
+        assert_eq!((behind.waits_on(OTHER), behind.waits_on(11)), (Some(DIRECTORY), Some(DIRECTORY)));
+        assert_eq!((behind.ready(), behind.ready()), (Some(DIRECTORY), None));
+        let (telling, batch) = told(&mut behind, DIRECTORY);
+        assert_eq!((telling.count, batch.parent, batch.time_ns), (4, DIRECTORY, 104));
+        let (mut rest, mut heads) = (batch.changes.as_slice(), Vec::new());
+        while let Some((head, [name, more, left])) = NameChange::split(rest) {
+            heads.push((head.kind.get(), head.ino.get(), head.time_ns.get(), name, more));
+            rest = left;
+        }
+        let goal = [&OTHER.to_le_bytes()[..], b"b"].concat();
+        let expected: [(u16, u64, u64, &[u8], &[u8]); 6] = [
+            (MAKES, 10, 101, b"a", b""),
+            (MOVES_TO, 11, 102, b"x", &goal),
+            (OF, OTHER, 103, b"", b""),
+            (MOVES, 11, 103, b"b", b"c"),
+            (OF, DIRECTORY, 104, b"", b""),
+            (MAKES, 12, 104, b"x", b""),
+        ];
+        assert_eq!(heads, expected);
+        assert!(behind.has(OTHER));
+        assert_eq!(behind.told(DIRECTORY).len(), 4);
+        assert!(behind.is_empty() && behind.changed_count() == 0 && behind.take_ended() == [DIRECTORY]);
+        assert_eq!(behind.chain(OTHER), OTHER, "they are apart");
+    }
+
+    #[test]
+    fn directory_to_which_something_came_is_told_when_that_was() {
+        let mut behind = Behind::default();
+        in_chain(&mut behind, 1, DIRECTORY, 99, to_other("b", 11));
+        in_chain(&mut behind, 2, OTHER, 101, naming("passing", 12, file()));
+        in_chain(&mut behind, 3, OTHER, 102, naming("passing", 12, What::Removed));
+        let (telling, batch) = told(&mut behind, DIRECTORY);
+        assert_eq!((telling.count, batch.time_ns), (3, 101));
+        let kinds: Vec<(u16, u64)> = said(&batch).iter().map(|said| (said.0, said.1)).collect();
+        assert_eq!(kinds, [(MOVES_TO, 11), (OF, OTHER)]);
+        let (last, _) = NameChange::split(&batch.changes[batch.changes.len() - 64..]).expect("the last");
+        assert_eq!(last.time_ns.get(), 103);
+    }
+
+    #[test]
+    fn chains_are_not_merged_and_what_was_moved_joins_no_other() {
+        let mut behind = Behind::default();
+        in_chain(&mut behind, 1, DIRECTORY, 99, naming("a", 10, file()));
+        in_chain(&mut behind, 2, OTHER, 50, naming("b", 11, file()));
+        assert_eq!(behind.chain_for(DIRECTORY, &to_other("a", 10)), None, "both have one");
+        assert_eq!(behind.chain_for(7, &naming("c", 10, What::Unlinked)), Some(DIRECTORY), "with its other names");
+        behind.told_all(OTHER);
+        assert_eq!(behind.chain_for(DIRECTORY, &to_other("a", 10)), Some(DIRECTORY));
+        // A directory that was made there may join, and one that was moved since may not.
+        let made = What::Made(Made { mode: libc::S_IFDIR | 0o700, uid: 1, gid: 2, rdev: 0, target: Vec::new() });
+        in_chain(&mut behind, 3, DIRECTORY, 101, naming("d", OTHER, made));
+        assert_eq!(behind.chain_for(DIRECTORY, &to_other("a", 10)), Some(DIRECTORY));
+        assert_eq!(behind.chain_for(7, &to_other("e", 14)), Some(DIRECTORY), "where the goal is made");
+        let moved = What::Moved { to: b"dd".to_vec(), replaced: None, goal: None };
+        in_chain(&mut behind, 4, DIRECTORY, 103, naming("d", OTHER, moved));
+        assert_eq!(behind.chain_for(DIRECTORY, &to_other("a", 10)), None);
+    }
+
+    #[test]
+    fn after_a_fence_both_directories_of_a_move_are_looked_at_and_must_agree() {
+        let looked = |one: u64, other: u64| {
+            let mut behind = moved_between();
+            behind.interrupted();
+            let mut asked = Vec::new();
+            while let Some(chain) = behind.ready() {
+                let Some(Next::Look(ino)) = behind.next(chain, None) else { continue };
+                behind.looks(ino);
+                asked.push(ino);
+            }
+            assert_eq!(asked, [DIRECTORY, OTHER]);
+            assert_eq!(behind.looked(DIRECTORY, Some(one), true), (Vec::new(), true), "one of two");
+            let (over, is_kept) = behind.looked(OTHER, Some(other), true);
+            (over.iter().map(|promise| promise.id).collect::<Vec<_>>(), is_kept, behind.has(DIRECTORY))
+        };
+        assert_eq!(looked(99, 50), (vec![], true, true), "nothing was carried out");
+        assert_eq!(looked(101, 50), (vec![1], true, true));
+        assert_eq!(looked(102, 102), (vec![1, 2], true, true));
+        assert_eq!(looked(102, 103), (vec![1, 2, 3], true, true));
+        assert_eq!(looked(104, 103), (vec![1, 2, 3, 4], true, false));
+        let lost = (vec![1, 2, 3, 4], false, false);
+        let by_others = [(102, 50), (101, 102), (104, 102), (777, 50), (99, 777)];
+        by_others.into_iter().for_each(|(one, other)| assert_eq!(looked(one, other), lost, "{one}, {other}"));
+    }
+
+    #[test]
+    fn directory_that_its_own_chain_makes_may_be_missing_until_that_is_told() {
+        let looked = |one: u64, other: Option<u64>| {
+            let mut behind = Behind::default();
+            let made = What::Made(Made { mode: libc::S_IFDIR | 0o700, uid: 1, gid: 2, rdev: 0, target: Vec::new() });
+            in_chain(&mut behind, 1, DIRECTORY, 99, naming("d", OTHER, made));
+            let mut moved = to_other("x", 11);
+            let What::Moved { goal: Some(goal), .. } = &mut moved.what else { unreachable!() };
+            goal.before_ns = 101;
+            in_chain(&mut behind, 2, DIRECTORY, 101, moved);
+            assert!(behind.ready() == Some(DIRECTORY) && behind.may_be_missing(OTHER));
+            behind.interrupted();
+            behind.looked(DIRECTORY, Some(one), true);
+            let (over, is_kept) = behind.looked(OTHER, other, true);
+            (over.len(), is_kept)
+        };
+        assert_eq!(looked(99, None), (0, true));
+        assert_eq!(looked(101, Some(101)), (1, true));
+        assert_eq!(looked(102, Some(102)), (2, true));
+        assert_eq!(looked(101, None), (2, false), "somebody removed it");
     }
 
     #[test]
@@ -518,9 +718,9 @@ mod tests {
         told(&mut behind, DIRECTORY);
         behind.interrupted();
         assert_eq!((behind.ready(), behind.ready()), (Some(DIRECTORY), None));
-        assert!(matches!(behind.next(DIRECTORY, None), Some(Next::Look)));
-        assert_eq!(behind.looked(DIRECTORY, 101, true).0.len(), 1, "it had been told");
+        assert!(matches!(behind.next(DIRECTORY, None), Some(Next::Look(DIRECTORY))));
+        assert_eq!(behind.looked(DIRECTORY, Some(101), true).0.len(), 1, "it had been told");
         assert_eq!(behind.ready(), Some(10));
-        assert!(matches!(behind.next(10, None), Some(Next::Look)), "with the file, or without");
+        assert!(matches!(behind.next(10, None), Some(Next::Look(10))), "with the file, or without");
     }
 }

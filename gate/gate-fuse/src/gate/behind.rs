@@ -8,7 +8,7 @@
 //! Nothing is promised by a gate that may be too late to hear that others want the file ([`Gate::is_heard`]), while a
 //! change is under way that may be of the same inode, or when the server said that it has no room.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use vos_api::Operation;
 use vos_api::fs::{
@@ -44,11 +44,11 @@ pub(super) enum Consent {
     Given,
 }
 
-/// A request that waits for promises of an inode.
+/// A request that waits for the promises of a chain.
 pub(super) struct Waiting {
     token: Token,
-    ino: u64,
-    /// For those of all inodes, this one first.
+    chain: u64,
+    /// For those of all chains, this one first.
     is_for_all: bool,
     held: Held,
 }
@@ -56,7 +56,7 @@ pub(super) struct Waiting {
 /// What has to be told before the server can carry a request out.
 enum Needs {
     Nothing,
-    Inode(u64),
+    Chain(u64),
     All,
 }
 
@@ -94,7 +94,8 @@ impl<B: Backend> Gate<B> {
             _ => request.header.nodeid,
         };
         // Nor while somebody waits for what is promised of it: they would wait for ever.
-        let is_wanted = self.is_waited_for(ino) || self.recalls.awaits(ino);
+        let chain = self.behind.chain(ino);
+        let is_wanted = self.is_waited_for(ino) || [ino, chain].into_iter().any(|ino| self.recalls.awaits(ino));
         let may = self.cache.is_exclusive(ino) && self.may_promise() && !is_wanted;
         if !may || self.state.noted(key).is_some() {
             return Ok(false);
@@ -124,7 +125,8 @@ impl<B: Backend> Gate<B> {
         let Some(after) = change.applied_to(&attr, time_ns).filter(|_| self.behind.fits(&change)) else {
             return Ok(false);
         };
-        let promise = Promise { id: self.behind.next_id(), key, ino, time_ns, before_ns: attr.ctime_ns.get(), change };
+        let (id, before_ns) = (self.behind.next_id(), attr.ctime_ns.get());
+        let promise = Promise { id, key, ino, chain, time_ns, before_ns, change };
         if !self.state.promise(&promise)? {
             return Ok(false);
         }
@@ -141,7 +143,8 @@ impl<B: Backend> Gate<B> {
 
     /// Whether a request waits until what was promised of an inode is told.
     pub(super) fn is_waited_for(&self, ino: u64) -> bool {
-        self.waiting.iter().any(|waiting| waiting.is_for_all || waiting.ino == ino)
+        let chain = self.behind.chain(ino);
+        self.waiting.iter().any(|waiting| waiting.is_for_all || waiting.chain == chain || waiting.chain == ino)
     }
 
     /// Bytes that are to be copied, if they are known.
@@ -182,11 +185,11 @@ impl<B: Backend> Gate<B> {
         if self.behind.is_empty() {
             return false;
         }
-        let (ino, is_for_all) = match self.needs(request) {
+        let (chain, is_for_all) = match self.needs(request) {
             Needs::Nothing => return false,
-            Needs::Inode(ino) => (ino, false),
+            Needs::Chain(chain) => (chain, false),
             Needs::All => match self.behind.any() {
-                Some(ino) => (ino, true),
+                Some(chain) => (chain, true),
                 None => return false,
             },
         };
@@ -195,14 +198,14 @@ impl<B: Backend> Gate<B> {
         let (unique, key, thread) = (request.header.unique, request.key(), request.header.pid);
         let flight = Flight { thread, ..Flight::new(unique, key, request.header.nodeid, Then::Waits) };
         self.flights.insert(token, flight);
-        self.waiting.push(Waiting { token, ino, is_for_all, held: Held { bytes: bytes.to_vec(), step } });
+        self.waiting.push(Waiting { token, chain, is_for_all, held: Held { bytes: bytes.to_vec(), step } });
         true
     }
 
     fn needs(&self, request: &Request<'_>) -> Needs {
         let ino = request.header.nodeid;
-        let of = |ino: u64| self.behind.waits_on(ino).map_or(Needs::Nothing, Needs::Inode);
-        let first = |inos: &[u64]| inos.iter().find_map(|ino| self.behind.waits_on(*ino)).map(Needs::Inode);
+        let of = |ino: u64| self.behind.waits_on(ino).map_or(Needs::Nothing, Needs::Chain);
+        let first = |inos: &[u64]| inos.iter().find_map(|ino| self.behind.waits_on(*ino)).map(Needs::Chain);
         match request.body {
             Body::Syncfs => Needs::All,
             Body::Getattr
@@ -225,9 +228,11 @@ impl<B: Backend> Gate<B> {
             Body::Lookup { name } if self.behind.is_unborn(ino) || self.cache.memory.is_promised_name(ino, name) => {
                 of(ino)
             }
+            // It may have been moved.
+            Body::Lookup { name: b".." } => of(ino),
             // They have something to give up, or to ask, where the locks are.
             Body::Setlk { .. } | Body::Getlk(_) | Body::Flush(_) | Body::Release(_) if self.behind.has_locks(ino) => {
-                Needs::Inode(ino)
+                Needs::Chain(ino)
             }
             Body::Open(head) if head.flags & libc::O_TRUNC as u32 != 0 => of(ino),
             // There has to be such an inode.
@@ -284,6 +289,7 @@ impl<B: Backend> Gate<B> {
             let key = promise_key(id);
             let noted = self.state.noted(key);
             let count = noted.map(|noted| noted.step as usize).filter(|count| *count > 0);
+            let mut looked_at = None;
             let submitted = match self.behind.next(ino, count) {
                 None => continue,
                 Some(Next::Tell(Telling { change: Told::One(Change::Lock(held)), .. }))
@@ -295,8 +301,9 @@ impl<B: Backend> Gate<B> {
                     let submitted = self.backend.submit(&Op::of(&plan.asked, plan.in_capacity, sequence));
                     submitted.map(|token| (token, Then::Opens { fh: held.handle }, 1, Vec::new()))
                 }
-                Some(Next::Look) => {
-                    let asked = Getattr { marks: fs::BEHIND, ino }.encode();
+                Some(Next::Look(member)) => {
+                    looked_at = Some(member);
+                    let asked = Getattr { marks: fs::BEHIND, ino: member }.encode();
                     self.backend
                         .submit(&Op::of(&asked, ROOM_FOR_ATTR, None))
                         .map(|token| (token, Then::Looks, 0, Vec::new()))
@@ -311,7 +318,7 @@ impl<B: Backend> Gate<B> {
                     };
                     let sequence = Some(self.state.note(key, telling.count as u32, op)?);
                     let count = telling.count;
-                    self.submit_telling(ino, telling, sequence).map(|token| (token, Then::Behind, count, folds))
+                    self.submit_telling(telling, sequence).map(|token| (token, Then::Behind, count, folds))
                 }
             };
             let Ok((token, then, count, folds)) = submitted else {
@@ -319,27 +326,23 @@ impl<B: Backend> Gate<B> {
                 break;
             };
             self.tells += 1;
-            match then {
-                Then::Looks => self.behind.looks(ino),
-                _ => self.behind.began(ino, count, folds),
+            match looked_at {
+                Some(member) => self.behind.looks(member),
+                None => self.behind.began(ino, count, folds),
             }
-            self.flights.insert(token, Flight { is_left: true, ..Flight::new(key, key, ino, then) });
+            let about = looked_at.unwrap_or(ino);
+            self.flights.insert(token, Flight { is_left: true, ..Flight::new(key, key, about, then) });
         }
         Ok(())
     }
 
-    fn submit_telling(
-        &mut self,
-        ino: u64,
-        telling: Telling,
-        sequence: Option<u64>,
-    ) -> Result<Token, crate::backend::Refused> {
-        let Telling { time_ns, change, is_exclusive, .. } = telling;
+    fn submit_telling(&mut self, telling: Telling, sequence: Option<u64>) -> Result<Token, crate::backend::Refused> {
+        let Telling { ino, time_ns, change, is_exclusive, .. } = telling;
         let marks = if is_exclusive { fs::BEHIND } else { fs::PROMISED };
         let change = match change {
             Told::One(change) => change,
             Told::Names(batch) => {
-                let asked = fs::Names { marks, parent: ino, time_ns, changes: &batch.changes }.encode();
+                let asked = fs::Names { marks, parent: batch.parent, time_ns, changes: &batch.changes }.encode();
                 return self.backend.submit(&Op::of(&asked, 0, sequence));
             }
         };
@@ -365,27 +368,32 @@ impl<B: Backend> Gate<B> {
     /// The answer to what was told.
     pub(super) fn told(&mut self, flight: &Flight, done: &Done<B::Data>) -> Result<(), GateError> {
         self.tells = self.tells.saturating_sub(1);
-        let ino = flight.ino;
-        let told = self.behind.told(ino);
+        let chain = flight.ino;
+        let told = self.behind.told(chain);
+        let ino = told.first().map_or(chain, |promise| promise.ino);
         let is_lock = told.first().is_some_and(|promise| promise.change.is_lock());
         let are_names = told.first().is_some_and(|promise| matches!(promise.change, Change::Name(_)));
+        let of_names = told.iter().filter(|promise| matches!(promise.change, Change::Name(_)));
+        let directories: BTreeSet<u64> = of_names.flat_map(Promise::directories).chain([ino]).collect();
         self.state.answered_once(flight.key)?;
         self.forget_promises(&told)?;
         match done.status {
             0 if is_lock => {}
-            0 if are_names || self.is_directory(ino) => self.note_names_told(ino, done.results),
+            0 if are_names || self.is_directory(ino) => self.note_names_told(directories, done.results),
             0 if self.is_file(ino) => self.note_terms(ino, done.results),
             0 => {}
             GONE if !are_names => self.give_up(ino)?,
             errno => {
                 self.has_room &= is_lock;
                 self.names_not_kept(&told, errno as i32);
-                self.not_kept(ino, errno as i32);
+                directories.into_iter().for_each(|ino| self.not_kept(ino, errno as i32));
             }
         }
         // Others may have what is told as any change.
-        if self.behind.has(ino) && !self.behind.holds_back(ino) {
-            self.cache.set_exclusive(ino, false);
+        if self.behind.has(chain) && !self.behind.holds_back(chain) {
+            for ino in self.behind.directories(chain).into_iter().chain([ino]) {
+                self.cache.set_exclusive(ino, false);
+            }
         }
         let is_kept = done.status == 0 && (!are_names || done.results[3] & fs::LEASE != 0);
         let said = attr_of(&done.data).filter(|_| is_kept && !are_names);
@@ -409,15 +417,10 @@ impl<B: Backend> Gate<B> {
         }
         for promise in over {
             if let Change::Name(naming) = &promise.change {
-                naming.names().for_each(|name| self.cache.memory.told_name(promise.ino, name));
+                naming.names(promise.ino).for_each(|(parent, name)| self.cache.memory.told_name(parent, name));
             }
         }
-        let chains: HashSet<u64> = over.iter().map(|promise| promise.ino).collect();
-        for ino in chains {
-            if !self.behind.has(ino) {
-                self.all_told(ino);
-            }
-        }
+        self.behind.take_ended().into_iter().for_each(|chain| self.all_told(chain));
     }
 
     /// The server has a file open, or not, through which a lock was set.
@@ -439,20 +442,27 @@ impl<B: Backend> Gate<B> {
         match (done.status, attr_of(&done.data)) {
             (0, Some(attr)) => {
                 let is_exclusive = done.results[3] & fs::EXCLUSIVE != 0;
-                let (over, is_kept) = self.behind.looked(ino, attr.ctime_ns.get(), is_exclusive);
-                self.forget_promises(&over)?;
-                if !is_kept {
-                    self.names_not_kept(&over, libc::EIO);
-                    self.not_kept(ino, libc::EIO);
-                }
-                self.settle(&over, false, None);
+                self.found(ino, Some(attr.ctime_ns.get()), is_exclusive)?;
             }
+            (GONE, _) if self.behind.may_be_missing(ino) => self.found(ino, None, true)?,
             (GONE, _) => self.give_up(ino)?,
             (errno, _) => {
                 self.give_up(ino)?;
                 self.not_kept(ino, if errno == 0 { libc::EIO } else { errno as i32 });
             }
         }
+        Ok(())
+    }
+
+    fn found(&mut self, ino: u64, changed_ns: Option<u64>, is_exclusive: bool) -> Result<(), GateError> {
+        let (over, is_kept) = self.behind.looked(ino, changed_ns, is_exclusive);
+        self.forget_promises(&over)?;
+        if !is_kept {
+            self.names_not_kept(&over, libc::EIO);
+            let inos: BTreeSet<u64> = over.iter().flat_map(Promise::directories).chain([ino]).collect();
+            inos.into_iter().for_each(|ino| self.not_kept(ino, libc::EIO));
+        }
+        self.settle(&over, false, None);
         Ok(())
     }
 
@@ -489,9 +499,9 @@ impl<B: Backend> Gate<B> {
         self.cache.set_exclusive(ino, false);
     }
 
-    /// The chain of an inode is over: whoever waited for that goes on.
-    fn all_told(&mut self, ino: u64) {
-        for waiting in self.waiting.extract_if(.., |waiting| waiting.ino == ino) {
+    /// A chain is over: whoever waited for that goes on.
+    fn all_told(&mut self, chain: u64) {
+        for waiting in self.waiting.extract_if(.., |waiting| waiting.chain == chain) {
             // One that is left has its answer.
             if self.flights.remove(waiting.token).is_some_and(|flight| !flight.is_left) {
                 self.held.push_back(waiting.held);
@@ -499,11 +509,11 @@ impl<B: Backend> Gate<B> {
         }
     }
 
-    /// Promises that an event of the server is about.
+    /// Chains that an event of the server is about.
     pub(super) fn promised_of(&self, what: &What) -> Vec<u64> {
         match what {
             What::Inode { ino, .. } | What::Tell { ino } => {
-                let own = Some(*ino).filter(|ino| self.behind.has(*ino));
+                let own = Some(self.behind.chain(*ino)).filter(|ino| self.behind.has(*ino));
                 own.into_iter().chain(self.behind.home(*ino)).collect()
             }
             What::Everything => self.behind.inos().collect(),
@@ -547,7 +557,7 @@ impl<B: Backend> Gate<B> {
         self.behind.interrupted();
         self.waiting.clear();
         self.consent = Consent::No;
-        self.has_room = false;
+        (self.has_room, self.moves_between) = (false, false);
     }
 
     /// What whoever syncs or closes the file has to be told of.

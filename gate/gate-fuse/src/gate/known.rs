@@ -161,7 +161,9 @@ impl<B: Backend> Gate<B> {
             | Body::Unlink { .. } => (None, 0),
             Body::Mkdir { .. } => (None, 1),
             Body::Rmdir { .. } => (None, -1),
-            Body::Rename { to, flags: 0, old, new } if is_file(parent, old) && is_file(to, new) => {
+            Body::Rename { to, flags: 0 | libc::RENAME_NOREPLACE, old, new }
+                if is_file(parent, old) && is_file(to, new) =>
+            {
                 (Some(to).filter(|to| *to != parent), 0)
             }
             _ => return Vec::new(),

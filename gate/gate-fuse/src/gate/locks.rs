@@ -137,7 +137,15 @@ impl<B: Backend> Gate<B> {
             // When they are closed these have something to give up there.
             self.cache.locking(ino, held.owner, held.handle);
             let id = LOCK_ID | place as u64;
-            self.behind.add(Promise { id, key: 0, ino, time_ns: 0, before_ns: 0, change: Change::Lock(held) });
+            self.behind.add(Promise {
+                id,
+                key: 0,
+                ino,
+                chain: ino,
+                time_ns: 0,
+                before_ns: 0,
+                change: Change::Lock(held),
+            });
         }
     }
 

@@ -7,6 +7,7 @@
 //!
 //! Nothing is promised in a directory that other nodes work in as well.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -16,7 +17,7 @@ use zerocopy::IntoBytes;
 
 use super::{Backend, Gate, GateError, now_ns};
 use crate::backend::{Done, Op, Token};
-use crate::behind::names::{Made, Naming, What};
+use crate::behind::names::{Goal, Made, Naming, What};
 use crate::behind::{Change, Promise};
 use crate::complete::{Asked, Completer, kernel_attr};
 use crate::flight::Flight;
@@ -100,68 +101,93 @@ impl<B: Backend> Gate<B> {
                 | Then::Renamed { .. }
                 | Then::Placed
         );
-        let is_in_one = flight.names.iter().all(|(parent, _)| *parent == flight.ino);
-        if changes_names && is_in_one && done.status == 0 {
-            self.note_names_told(flight.ino, done.results);
+        let directories: BTreeSet<u64> = flight.names.iter().map(|(parent, _)| *parent).chain([flight.ino]).collect();
+        // Of several it is said that all of them are, or nothing.
+        let is_said = directories.len() == 1 || done.results[3] & fs::EXCLUSIVE_NAMES != 0;
+        if changes_names && is_said && done.status == 0 {
+            self.note_names_told(directories, done.results);
             // There will be.
             self.numbers.are_wanted |= self.cache.is_exclusive(flight.ino);
         }
     }
 
-    pub(super) fn note_names_told(&mut self, directory: u64, results: [u64; 4]) {
+    pub(super) fn note_names_told(&mut self, directories: impl IntoIterator<Item = u64>, results: [u64; 4]) {
         self.has_room = results[3] & fs::ROOM != 0;
-        self.cache.set_exclusive(directory, results[3] & fs::EXCLUSIVE_NAMES != 0 && self.may_write_behind());
+        let is_exclusive = results[3] & fs::EXCLUSIVE_NAMES != 0 && self.may_write_behind();
+        if is_exclusive {
+            self.moves_between = results[3] & fs::MOVES_BETWEEN != 0;
+        }
+        directories.into_iter().for_each(|directory| self.cache.set_exclusive(directory, is_exclusive));
     }
 
     /// Answers a change of names that can be told later. `false`: it cannot.
     pub(super) fn promise_name(&mut self, request: &Request<'_>) -> Result<bool, GateError> {
         let (directory, key) = (request.header.nodeid, request.key());
-        let is_asked = match request.body {
-            Body::Rename { to, flags, .. } => to == directory && flags == 0,
-            Body::Create { .. } | Body::Mknod { .. } | Body::Mkdir { .. } | Body::Symlink { .. } => true,
-            Body::Unlink { .. } | Body::Rmdir { .. } | Body::Link { .. } => true,
-            _ => false,
+        let (is_asked, goal) = match request.body {
+            // What is not to be replaced, and is not there, is not replaced.
+            Body::Rename { to, flags: 0 | libc::RENAME_NOREPLACE, .. } => {
+                (true, Some(to).filter(|to| *to != directory))
+            }
+            Body::Create { .. } | Body::Mknod { .. } | Body::Mkdir { .. } | Body::Symlink { .. } => (true, None),
+            Body::Unlink { .. } | Body::Rmdir { .. } | Body::Link { .. } => (true, None),
+            _ => (false, None),
         };
-        let may = is_asked && self.has_for_itself(directory) && self.state.noted(key).is_none();
-        if !may || self.cache.is_contested(directory, Instant::now()) || self.recalls.awaits(directory) {
+        if !is_asked || self.state.noted(key).is_some() {
             return Ok(false);
         }
-        let before = self.cache.memory.certain(directory).copied();
-        // What it would hand down the server does.
-        let is_plain = |attr: &Attr| attr.mode.get() & libc::S_ISGID == 0 && attr.links.get() > 0;
-        let Some(before) = before.filter(|attr| is_plain(attr) && self.cache.is_bare(directory)) else {
-            return Ok(false);
+        let Some(before) = self.names_before(directory) else { return Ok(false) };
+        let before_goal = match goal.map(|goal| self.names_before(goal)) {
+            Some(None) => return Ok(false),
+            before => before.flatten(),
         };
-        let Some(mut naming) = self.naming(request) else { return Ok(false) };
+        let Some(mut naming) = self.naming(request, before_goal.as_ref()) else { return Ok(false) };
+        let Some(chain) = self.chain_for(directory, &naming) else { return Ok(false) };
         // Later than whatever it is about: each has a time of its own.
         let times = naming.subjects().into_iter().flatten().filter_map(|ino| self.cache.memory.attr(ino));
-        let latest = times.chain([&before]).map(|attr| attr.ctime_ns.get()).max().unwrap_or(0);
+        let latest = times.chain([&before]).chain(&before_goal).map(|attr| attr.ctime_ns.get()).max().unwrap_or(0);
         let time_ns = now_ns().max(latest.saturating_add(1));
         if let What::Linked(attr) = &mut naming.what {
             attr.ctime_ns = time_ns.into();
         }
-        let Some(after) = after(&before, &naming, time_ns, |ino| self.is_directory(ino)) else { return Ok(false) };
+        let Some(after) = after(&before, &before_goal, &naming, time_ns, |ino| self.is_directory(ino)) else {
+            return Ok(false);
+        };
         let change = Change::Name(naming.clone());
         if !self.behind.fits(&change) {
             return Ok(false);
         }
-        let promise = Promise {
-            id: self.behind.next_id(),
-            key,
-            ino: directory,
-            time_ns,
-            before_ns: before.ctime_ns.get(),
-            change,
-        };
+        let (id, ino, before_ns) = (self.behind.next_id(), directory, before.ctime_ns.get());
+        let promise = Promise { id, key, ino, chain, time_ns, before_ns, change };
         if !self.state.promise(&promise)? {
             return Ok(false);
         }
         self.counters.promises += 1;
         self.behind.add(promise);
-        self.cache.memory.promise_attr(directory, &after);
+        for attr in after.iter().flatten() {
+            self.cache.memory.promise_attr(attr.ino.get(), attr);
+        }
         self.put_into_effect(directory, &naming, time_ns)?;
         self.answer_naming(request, &naming, time_ns)?;
         Ok(true)
+    }
+
+    /// What a directory is in which names may be changed before the server is told.
+    fn names_before(&self, directory: u64) -> Option<Attr> {
+        let is_own = self.has_for_itself(directory) && !self.recalls.awaits(directory);
+        if !is_own || self.cache.is_contested(directory, Instant::now()) {
+            return None;
+        }
+        // What it would hand down the server does.
+        let is_plain = |attr: &Attr| attr.mode.get() & libc::S_ISGID == 0 && attr.links.get() > 0;
+        self.cache.memory.certain(directory).copied().filter(|attr| is_plain(attr) && self.cache.is_bare(directory))
+    }
+
+    /// The chain that a change of names is told in, unless somebody waits for that, or something else comes first.
+    fn chain_for(&self, directory: u64, naming: &Naming) -> Option<u64> {
+        let chain = self.behind.chain_for(directory, naming)?;
+        let is_plain = naming.goal().is_none() && chain == directory;
+        let is_wanted = self.is_waited_for(chain) || self.recalls.awaits(chain);
+        (!is_wanted && (is_plain || self.moves_between)).then_some(chain)
     }
 
     /// Whether the session has an inode exclusively, and may promise more of it.
@@ -178,21 +204,22 @@ impl<B: Backend> Gate<B> {
     }
 
     /// What a request asks for, if all that it goes by is known.
-    fn naming(&mut self, request: &Request<'_>) -> Option<Naming> {
+    /// `goal`: the directory that a name moves to, if it is another one.
+    fn naming(&mut self, request: &Request<'_>, goal: Option<&Attr>) -> Option<Naming> {
         let directory = request.header.nodeid;
         let name = |name: &[u8]| self.cache.memory.name(directory, name);
         let naming = |name: &[u8], ino, what| Some(Naming { name: name.to_vec(), ino, what });
         match request.body {
             Body::Unlink { name: gone } | Body::Rmdir { name: gone } => {
                 let ino = name(gone)??;
-                if matches!(request.body, Body::Unlink { .. }) && self.may_change_names(ino, directory, 2) {
+                if matches!(request.body, Body::Unlink { .. }) && self.may_change_names(ino, 2) {
                     return naming(gone, ino, What::Unlinked);
                 }
                 let is_meant = self.is_directory(ino) == matches!(request.body, Body::Rmdir { .. });
-                (is_meant && self.may_go(ino, directory)).then(|| naming(gone, ino, What::Removed))?
+                (is_meant && self.may_go(ino)).then(|| naming(gone, ino, What::Removed))?
             }
             Body::Link { ino, name: new } => {
-                if name(new)?.is_some() || !self.may_change_names(ino, directory, 1) || self.is_directory(ino) {
+                if name(new)?.is_some() || !self.may_change_names(ino, 1) || self.is_directory(ino) {
                     return None;
                 }
                 let attr = self.cache.memory.certain(ino)?;
@@ -200,16 +227,18 @@ impl<B: Backend> Gate<B> {
                 (links <= LINKS_MAX).then_some(())?;
                 naming(new, ino, What::Linked(Attr { links: links.into(), ..*attr }))
             }
-            Body::Rename { old, new, .. } => {
-                let (ino, replaced) = (name(old)??, name(new)?);
-                let is_free = self.may_change_names(ino, directory, 1);
+            Body::Rename { to, flags, old, new } => {
+                let (ino, replaced) = (name(old)??, self.cache.memory.name(to, new)?);
+                let goal = goal.map(|attr| Goal { directory: to, before_ns: attr.ctime_ns.get() });
+                let may_move = self.may_change_names(ino, 1) && (goal.is_none() || self.may_go_elsewhere(ino, to));
                 let may_replace = replaced.is_none_or(|replaced| {
-                    replaced != ino
+                    flags == 0
+                        && replaced != ino
                         && !self.is_directory(ino)
                         && !self.is_directory(replaced)
-                        && self.may_go(replaced, directory)
+                        && self.may_go(replaced)
                 });
-                (is_free && may_replace).then(|| naming(old, ino, What::Moved { to: new.to_vec(), replaced }))?
+                (may_move && may_replace).then(|| naming(old, ino, What::Moved { to: new.to_vec(), replaced, goal }))?
             }
             _ => {
                 let (new, made) = translate::made(request)?;
@@ -231,23 +260,25 @@ impl<B: Backend> Gate<B> {
         is_possible && (!is_opened || self.cache.delegates(request.header.nodeid) && !self.is_full())
     }
 
-    /// Whether nothing is promised of a name of the inode in another directory.
-    fn is_at_home(&self, ino: u64, directory: u64) -> bool {
-        self.behind.home(ino).is_none_or(|home| home == directory)
-    }
-
     /// Whether an inode of so many names, or more, may have others without the server: what is promised of it comes
     /// first.
-    fn may_change_names(&self, ino: u64, directory: u64, links: u32) -> bool {
+    fn may_change_names(&self, ino: u64, links: u32) -> bool {
         let Some(attr) = self.cache.memory.certain(ino) else { return false };
         let has_names = attr.links.get() >= links && (links < 2 || attr.mode.get() & libc::S_IFMT != libc::S_IFDIR);
-        has_names && self.has_for_itself(ino) && self.is_at_home(ino, directory) && self.behind.goes_with_name(ino)
+        has_names && self.has_for_itself(ino) && self.behind.goes_with_name(ino)
+    }
+
+    /// Whether the server will not refuse to move it there, wherever other nodes move what is not had here: what is
+    /// below a directory may be a way to the goal by then, but not where no directory is.
+    fn may_go_elsewhere(&self, ino: u64, goal: u64) -> bool {
+        let has_none = |attr: &Attr| attr.mode.get() & libc::S_IFMT != libc::S_IFDIR || attr.links.get() == 2;
+        ino != goal && self.cache.memory.certain(ino).is_some_and(has_none)
     }
 
     /// Whether an inode may lose its last name without the server.
-    fn may_go(&self, ino: u64, directory: u64) -> bool {
+    fn may_go(&self, ino: u64) -> bool {
         let Some(attr) = self.cache.memory.certain(ino).copied() else { return false };
-        if !self.has_for_itself(ino) || !self.is_at_home(ino, directory) {
+        if !self.has_for_itself(ino) {
             return false;
         }
         match attr.mode.get() & libc::S_IFMT {
@@ -285,13 +316,15 @@ impl<B: Backend> Gate<B> {
                 self.cache.memory.promise_name(directory, name, Some(*ino));
                 self.cache.memory.promise_attr(*ino, attr);
             }
-            What::Moved { to, replaced } => {
+            What::Moved { to, replaced, goal } => {
+                let goal = goal.map_or(directory, |goal| goal.directory);
                 self.cache.memory.promise_name(directory, name, None);
-                self.cache.memory.promise_name(directory, to, Some(*ino));
+                self.cache.memory.promise_name(goal, to, Some(*ino));
                 // The kernel moves what it knows of the old name to the new one.
                 if self.names.is_told(directory, name) {
-                    self.names.told(directory, to, Instant::now());
+                    self.names.told(goal, to, Instant::now());
                 }
+                self.cache.found(*ino, goal);
                 if let Some(attr) = self.cache.memory.attr(*ino).copied() {
                     self.cache.memory.promise_attr(*ino, &Attr { ctime_ns: time_ns.into(), ..attr });
                 }
@@ -385,14 +418,28 @@ impl<B: Backend> Gate<B> {
     }
 }
 
-/// What a directory is after a change of its names. `None`: it has too many directories.
-fn after(before: &Attr, naming: &Naming, time_ns: u64, is_directory: impl Fn(u64) -> bool) -> Option<Attr> {
-    let links = before.links.get();
-    let links = match &naming.what {
-        What::Made(made) if made.mode & libc::S_IFMT == libc::S_IFDIR => links + 1,
-        What::Removed if is_directory(naming.ino) => links.checked_sub(1)?,
-        _ => links,
+/// What the directories of a change of names are after it. `None`: one has too many directories.
+fn after(
+    before: &Attr,
+    goal: &Option<Attr>,
+    naming: &Naming,
+    time_ns: u64,
+    is_directory: impl Fn(u64) -> bool,
+) -> Option<[Option<Attr>; 2]> {
+    let (more, less) = match &naming.what {
+        What::Made(made) if made.mode & libc::S_IFMT == libc::S_IFDIR => (1, 0),
+        What::Removed if is_directory(naming.ino) => (0, 1),
+        What::Moved { goal: Some(_), .. } if is_directory(naming.ino) => (0, 1),
+        _ => (0, 0),
     };
     let time = time_ns.into();
-    (links <= LINKS_MAX).then(|| Attr { links: links.into(), mtime_ns: time, ctime_ns: time, ..*before })
+    let changed = |before: &Attr, more: u32, less: u32| {
+        let links = (before.links.get() + more).checked_sub(less)?;
+        (links <= LINKS_MAX).then(|| Attr { links: links.into(), mtime_ns: time, ctime_ns: time, ..*before })
+    };
+    let goal = match goal {
+        Some(before) => Some(changed(before, less, 0)?),
+        None => None,
+    };
+    Some([Some(changed(before, more, less)?), goal])
 }

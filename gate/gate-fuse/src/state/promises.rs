@@ -9,7 +9,7 @@ use vos_api::fs::{Attr, BEHIND_COUNT_MAX, SetAttr};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::{State, StateError, mix};
-use crate::behind::names::{Made, Naming, What};
+use crate::behind::names::{Goal, Made, Naming, What};
 use crate::behind::{Change, Promise};
 
 const RECORD_BYTES: usize = 128;
@@ -28,6 +28,7 @@ const REMOVED: u32 = 4;
 const MOVED: u32 = 5;
 const UNLINKED: u32 = 6;
 const LINKED: u32 = 7;
+const MOVED_TO: u32 = 8;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
@@ -42,7 +43,8 @@ struct Record {
     bytes: u32,
     block: u64,
     set: [u8; 48],
-    reserved: u64,
+    /// 0: that of its inode.
+    chain: u64,
     check: u64,
 }
 
@@ -61,7 +63,9 @@ struct NameFields {
     /// 0: nothing.
     replaced: u64,
     name_bytes: u64,
-    reserved: [u64; 2],
+    /// Of a move to another directory.
+    goal: u64,
+    goal_before_ns: u64,
 }
 
 const _: () = assert!(size_of::<NameFields>() == size_of::<SetAttr>());
@@ -76,19 +80,29 @@ impl NameFields {
             What::Removed => (REMOVED, fields),
             What::Unlinked => (UNLINKED, fields),
             What::Linked(_) => (LINKED, fields),
-            What::Moved { replaced, .. } => (MOVED, NameFields { replaced: replaced.unwrap_or(0), ..fields }),
+            What::Moved { replaced, goal: None, .. } => {
+                (MOVED, NameFields { replaced: replaced.unwrap_or(0), ..fields })
+            }
+            What::Moved { replaced, goal: Some(goal), .. } => {
+                let (replaced, goal, goal_before_ns) = (replaced.unwrap_or(0), goal.directory, goal.before_ns);
+                (MOVED_TO, NameFields { replaced, goal, goal_before_ns, ..fields })
+            }
         }
     }
 
     fn naming(&self, kind: u32, ino: u64, bytes: &[u8]) -> Option<Naming> {
         let (name, more) = bytes.split_at_checked(usize::try_from(self.name_bytes).ok()?)?;
-        let NameFields { mode, uid, gid, rdev, replaced, .. } = *self;
+        let NameFields { mode, uid, gid, rdev, replaced, goal, goal_before_ns, .. } = *self;
         let what = match kind {
             MADE => What::Made(Made { mode, uid, gid, rdev, target: more.to_vec() }),
             REMOVED => What::Removed,
             UNLINKED => What::Unlinked,
             LINKED => What::Linked(Attr::read_from_bytes(more).ok()?),
-            MOVED => What::Moved { to: more.to_vec(), replaced: Some(replaced).filter(|ino| *ino != 0) },
+            MOVED | MOVED_TO => {
+                let goal = Goal { directory: goal, before_ns: goal_before_ns };
+                let (replaced, goal) = (Some(replaced).filter(|ino| *ino != 0), (kind == MOVED_TO).then_some(goal));
+                What::Moved { to: more.to_vec(), replaced, goal }
+            }
             _ => return None,
         };
         Some(Naming { name: name.to_vec(), ino, what })
@@ -131,7 +145,8 @@ impl State {
         let Some(blocks) = self.shelf.room(promise.change.len()) else { return Ok(false) };
         let Some(slot) = self.shelf.free.pop() else { return Ok(false) };
         let Promise { id, key, ino, time_ns, before_ns, .. } = *promise;
-        let record = Record { id, key, ino, time_ns, before_ns, ..Record::new_zeroed() };
+        let chain = if promise.chain == ino { 0 } else { promise.chain };
+        let record = Record { id, key, ino, chain, time_ns, before_ns, ..Record::new_zeroed() };
         let record = Record { block: blocks.start as u64, bytes: promise.change.len() as u32, ..record };
         let bytes_at = BLOCKS_AT + (blocks.start * BLOCK) as u64;
         let mut record = match &promise.change {
@@ -208,7 +223,8 @@ impl State {
                 fields.and_then(|fields| fields.naming(kind, offset, &bytes)).map(Change::Name)
             }
         };
-        Ok(change.map(|change| (Promise { id, key, ino, time_ns, before_ns, change }, first..end)))
+        let chain = if record.chain == 0 { ino } else { record.chain };
+        Ok(change.map(|change| (Promise { id, key, ino, chain, time_ns, before_ns, change }, first..end)))
     }
 }
 
@@ -216,7 +232,9 @@ fn check_of(record: &Record) -> u64 {
     let Record { id, key, ino, time_ns, before_ns, offset, block, .. } = *record;
     let sizes = u64::from(record.kind) << 32 | u64::from(record.bytes);
     let set = record.set.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));
-    let words: Vec<u64> = [id, key, ino, time_ns, before_ns, offset, block, sizes].into_iter().chain(set).collect();
+    let chain = Some(record.chain).filter(|chain| *chain != 0);
+    let words = [id, key, ino, time_ns, before_ns, offset, block, sizes].into_iter().chain(set).chain(chain);
+    let words: Vec<u64> = words.collect();
     mix(&words)
 }
 
@@ -229,11 +247,16 @@ mod tests {
     }
 
     fn promise(id: u64, change: Change) -> Promise {
-        Promise { id, key: 2 * id, ino: 5, time_ns: 7, before_ns: 6, change }
+        Promise { id, key: 2 * id, ino: 5, chain: 5, time_ns: 7, before_ns: 6, change }
     }
 
     fn naming(ino: u64, what: What) -> Change {
         Change::Name(Naming { name: b"name".to_vec(), ino, what })
+    }
+
+    fn elsewhere(ino: u64, replaced: Option<u64>) -> Change {
+        let goal = Some(Goal { directory: 77, before_ns: 5 });
+        naming(ino, What::Moved { to: b"there".to_vec(), replaced, goal })
     }
 
     #[test]
@@ -247,10 +270,12 @@ mod tests {
             promise(5, Change::Write { offset: 10, bytes: vec![2; 1] }),
             promise(6, naming(8, What::Made(Made { mode: 1, uid: 2, gid: 3, rdev: 4, target: vec![5; 4095] }))),
             promise(7, naming(9, What::Removed)),
-            promise(8, naming(8, What::Moved { to: b"else".to_vec(), replaced: Some(9) })),
-            promise(9, naming(8, What::Moved { to: b"where".to_vec(), replaced: None })),
+            promise(8, naming(8, What::Moved { to: b"else".to_vec(), replaced: Some(9), goal: None })),
+            promise(9, naming(8, What::Moved { to: b"where".to_vec(), replaced: None, goal: None })),
             promise(11, naming(8, What::Linked(Attr { links: 2.into(), ..Attr::new_zeroed() }))),
             promise(12, naming(8, What::Unlinked)),
+            Promise { chain: 4, ..promise(13, elsewhere(8, Some(9))) },
+            promise(14, elsewhere(8, None)),
         ];
         for promise in &all {
             assert!(state.promise(promise).expect("written"));

@@ -123,7 +123,7 @@ impl Exclusive {
 pub struct Terms {
     pub is_held: bool,
     pub is_exclusive: bool,
-    /// The directory whose names were changed is.
+    /// The directories whose names were changed are.
     pub has_names: bool,
 }
 
@@ -169,14 +169,15 @@ impl Leases {
         session != 0 && self.state.lock().is_taken(session, ino)
     }
 
-    /// As [`Leases::deliver`], of a change of a regular file, one of those seen, and of names of a directory: the
+    /// As [`Leases::deliver`], of a change of a regular file, one of those seen, and of names of directories: the
     /// session has them exclusively from now on if nobody else has anything of them, and since `stills` was asked for
-    /// there was no [`Still`].
+    /// there was no [`Still`]. What is not had so of several directories stays as it is: the session may be asked to
+    /// tell what it has not promised.
     pub fn deliver_change(
         &self,
         session: u64,
         seen: &[Seen],
-        (file, directory): (Option<u64>, Option<u64>),
+        (file, directories): (Option<u64>, &[u64]),
         stills: u64,
         answer: impl FnOnce(Terms),
     ) {
@@ -187,8 +188,9 @@ impl Leases {
         // What is made there comes with a lease.
         let may_make =
             state.mailboxes.get(&session).is_some_and(|it| it.leases + 2 * BEHIND_COUNT_MAX < LEASES_PER_SESSION_MAX);
-        let mut may_have = |ino| state.holds(session, ino) && state.grant(session, ino);
-        let has_names = session != 0 && may_grant && may_make && directory.is_some_and(&mut may_have);
+        let may_have = |ino: &u64| state.holds(session, *ino) && state.grant(session, *ino);
+        let may_name = session != 0 && may_grant && may_make && !directories.is_empty();
+        let has_names = may_name && directories.iter().all(may_have);
         answer(Terms { is_held, is_exclusive, has_names });
     }
 

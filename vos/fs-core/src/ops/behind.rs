@@ -3,11 +3,12 @@
 //! Its session had the directory exclusively, so they can be as it says; if not, because it was fenced meanwhile, none
 //! of them is changed. One record for all, and the bytes of small files travel with it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use vos_api::fs::{
-    self as api, BEHIND_COUNT_MAX, CONTENT_BYTES_MAX, Create, LINKS, MAKES, MOVES, NameChange, Names, REMOVES,
+    self as api, BEHIND_COUNT_MAX, CONTENT_BYTES_MAX, Create, LINKS, MAKES, MOVES, MOVES_TO, NameChange, Names, OF,
+    REMOVES,
 };
 
 use crate::alloc::Claim;
@@ -28,20 +29,44 @@ const BYTES_MAX: usize = 256 << 10;
 
 struct Changed<'a> {
     head: NameChange,
+    parent: u64,
     name: &'a [u8],
     more: &'a [u8],
+    /// Where a name moves to, and its new one.
+    goal: Option<(u64, &'a [u8])>,
 }
 
-fn parse(mut bytes: &[u8]) -> Result<Vec<Changed<'_>>, Errno> {
-    let mut changes = Vec::new();
+/// What one request tells.
+struct Told<'a> {
+    changes: Vec<Changed<'a>>,
+    /// When the names of each directory were changed for the last time.
+    times: BTreeMap<u64, u64>,
+}
+
+fn parse<'a>(it: &Names<'a>) -> Result<Told<'a>, Errno> {
+    let (mut bytes, mut parent) = (it.changes, it.parent);
+    let (mut changes, mut times) = (Vec::new(), BTreeMap::from([(parent, it.time_ns)]));
     while !bytes.is_empty() {
         let (head, [name, more, rest]) = NameChange::split(bytes).ok_or(Errno::Invalid)?;
-        changes.push(Changed { head, name: checked(name)?, more });
         bytes = rest;
+        if head.kind.get() == OF {
+            parent = head.ino.get();
+            times.insert(parent, head.time_ns.get());
+            continue;
+        }
+        let goal = match head.kind.get() {
+            MOVES => Some((parent, checked(more)?)),
+            MOVES_TO => {
+                let (directory, new) = more.split_first_chunk().ok_or(Errno::Invalid)?;
+                Some((u64::from_le_bytes(*directory), checked(new)?))
+            }
+            _ => None,
+        };
+        changes.push(Changed { head, parent, name: checked(name)?, more, goal });
     }
     let short: usize = changes.iter().filter(|change| !change.is_file()).map(|it| it.name.len() + it.more.len()).sum();
-    let is_bounded = changes.len() <= BEHIND_COUNT_MAX && short <= BYTES_MAX;
-    if is_bounded { Ok(changes) } else { Err(Errno::Invalid) }
+    let are_few = changes.len() <= BEHIND_COUNT_MAX && times.len() <= BEHIND_COUNT_MAX;
+    if are_few && short <= BYTES_MAX { Ok(Told { changes, times }) } else { Err(Errno::Invalid) }
 }
 
 impl Changed<'_> {
@@ -52,17 +77,19 @@ impl Changed<'_> {
     fn is_file(&self) -> bool {
         self.head.kind.get() == MAKES && self.kind() == REGULAR
     }
+
+    /// Names that it is about, with their directories.
+    fn names(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        [(self.parent, self.name)].into_iter().chain(self.goal)
+    }
 }
 
 pub(super) fn touch(fs: &Fs, it: Names<'_>) -> Result<Touch, Errno> {
-    let mut touch = Touch::inode(it.parent);
-    for change in parse(it.changes)? {
-        let names = match change.head.kind.get() {
-            MOVES => vec![change.name, checked(change.more)?],
-            _ => vec![change.name],
-        };
-        for name in names {
-            touch = fs.touch_child(touch.join(Touch::name(it.parent, name)), it.parent, name)?;
+    let told = parse(&it)?;
+    let mut touch = Touch { inos: told.times.keys().copied().collect(), ..Touch::default() };
+    for change in &told.changes {
+        for (parent, name) in change.names() {
+            touch = fs.touch_child(touch.join(Touch::name(parent, name)), parent, name)?;
         }
         if change.head.kind.get() == LINKS {
             touch = touch.and(change.head.ino.get());
@@ -73,25 +100,27 @@ pub(super) fn touch(fs: &Fs, it: Names<'_>) -> Result<Touch, Errno> {
 
 pub(super) fn names(job: &Arc<Job>, touch: &Touch, it: Names<'_>) -> Result<(), Errno> {
     let (fs, session) = (&job.fs, job.call.session);
-    let changes = parse(it.changes)?;
+    let told = parse(&it)?;
     // What was promised has its room.
     let (claim, growth) = match it.marks & (api::BEHIND | api::PROMISED) {
         0 => (Claim::Normal, Growth::Grows),
         _ => (Claim::Behind, Growth::Owed),
     };
-    let mut batch = Batch { parent: it.parent, touch, made: BTreeSet::new(), orphans: Vec::new() };
+    let mut batch = Batch { touch, made: BTreeSet::new(), orphans: Vec::new() };
     let mut contents: Vec<Prepared> = Vec::new();
     let is_exclusive = it.marks & api::BEHIND != 0;
     fs.ask_for_metadata();
-    let result = prepare(fs, &changes, claim, &mut contents).and_then(|()| {
+    let result = prepare(fs, &told.changes, claim, &mut contents).and_then(|()| {
         job.transact(growth, |txn| {
             let mut contents = contents.iter();
-            for change in &changes {
+            for change in &told.changes {
                 batch.apply(txn, change, || contents.next())?;
             }
-            let mut directory = txn.directory(it.parent)?;
-            (directory.mtime_ns, directory.ctime_ns) = (it.time_ns, directory.ctime_ns.max(it.time_ns));
-            txn.put_inode(it.parent, &directory);
+            for (ino, time_ns) in &told.times {
+                let mut directory = txn.directory(*ino)?;
+                (directory.mtime_ns, directory.ctime_ns) = (*time_ns, directory.ctime_ns.max(*time_ns));
+                txn.put_inode(*ino, &directory);
+            }
             // Before anybody can see it.
             for ino in &batch.made {
                 match is_exclusive {
@@ -99,7 +128,8 @@ pub(super) fn names(job: &Arc<Job>, touch: &Touch, it: Names<'_>) -> Result<(), 
                     false => fs.leases.grant_own(session, *ino),
                 }
             }
-            Ok(Reply::default().lease_on(batch.made.iter().copied()).lease_on([it.parent]).names_of(it.parent))
+            let directories = || told.times.keys().copied();
+            Ok(Reply::default().lease_on(batch.made.iter().copied()).lease_on(directories()).names_of(directories()))
         })
     });
     match result {
@@ -124,7 +154,6 @@ fn prepare(fs: &Fs, changes: &[Changed<'_>], claim: Claim, contents: &mut Vec<Pr
 }
 
 struct Batch<'a> {
-    parent: u64,
     touch: &'a Touch,
     /// Inodes that are new with it.
     made: BTreeSet<u64>,
@@ -142,13 +171,13 @@ impl<'a> Batch<'a> {
         match change.head.kind.get() {
             MAKES => self.make(txn, change, content),
             REMOVES => {
-                let entry = txn.entry(self.parent, change.name)?.ok_or(Errno::NoEntry)?;
+                let entry = txn.entry(change.parent, change.name)?.ok_or(Errno::NoEntry)?;
                 self.covered(entry.ino)?;
                 if entry.ino != ino {
                     return Err(Errno::Gone);
                 }
                 let before = txn.inode(ino)?;
-                self.orphans.extend(unlink(txn, self.parent, change.name, entry, time_ns)?);
+                self.orphans.extend(unlink(txn, change.parent, change.name, entry, time_ns)?);
                 if before.is_dir() || before.links == 1 {
                     self.made.remove(&ino);
                     return Ok(());
@@ -158,15 +187,17 @@ impl<'a> Batch<'a> {
             LINKS => {
                 self.covered(ino)?;
                 let before_ns = txn.inode(ino)?.ctime_ns;
-                names::add_link(txn, ino, self.parent, change.name, time_ns)?;
+                names::add_link(txn, ino, change.parent, change.name, time_ns)?;
                 keep_later(txn, ino, before_ns)
             }
-            MOVES => {
-                if change.name == change.more {
+            MOVES | MOVES_TO => {
+                let (old, new) = ((change.parent, change.name), change.goal.ok_or(Errno::Invalid)?);
+                if old == new {
                     return Err(Errno::Invalid);
                 }
-                let source = txn.entry(self.parent, change.name)?.ok_or(Errno::NoEntry)?;
-                let target = txn.entry(self.parent, change.more)?;
+                txn.directory(new.0)?;
+                let source = txn.entry(old.0, old.1)?.ok_or(Errno::NoEntry)?;
+                let target = txn.entry(new.0, new.1)?;
                 self.covered(source.ino)?;
                 if source.ino != ino {
                     return Err(Errno::Gone);
@@ -176,7 +207,7 @@ impl<'a> Batch<'a> {
                     self.made.remove(&target.ino);
                 }
                 let before_ns = txn.inode(ino)?.ctime_ns;
-                let ends = Ends { parents: [self.parent; 2], names: [change.name, change.more], time_ns };
+                let ends = Ends { parents: [old.0, new.0], names: [old.1, new.1], time_ns };
                 self.orphans.extend(names::replace(txn, &ends, source, target)?);
                 keep_later(txn, ino, before_ns)
             }
@@ -196,7 +227,7 @@ impl<'a> Batch<'a> {
         if ino <= api::ROOT || ino >= txn.counters.next_ino || txn.get(&key1(tag::INODE, ino))?.is_some() {
             return Err(Errno::Exists);
         }
-        if txn.entry(self.parent, change.name)?.is_some() {
+        if txn.entry(change.parent, change.name)?.is_some() {
             return Err(Errno::Exists);
         }
         let kind = match change.kind() {
@@ -206,7 +237,7 @@ impl<'a> Batch<'a> {
         let target = if kind == SYMLINK { change.more } else { &[] };
         let create = Create { mode: head.mode, uid: head.uid, gid: head.gid, rdev: head.rdev, time_ns: head.time_ns };
         let mode = head.mode.get() & 0o7777 | kind;
-        let making = Making::behind(self.parent, (create, mode), (change.name, target), ino);
+        let making = Making::behind(change.parent, (create, mode), (change.name, target), ino);
         names::make(txn, &making)?;
         if change.is_file() && !change.more.is_empty() {
             content().ok_or(Errno::Io)?.finish(txn, ino, None)?;

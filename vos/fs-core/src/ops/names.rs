@@ -1,5 +1,6 @@
 //! Names: looking up, making, removing, renaming, linking.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use vos_api::fs::{self as api, Create, Existing, Link, Lookup, Readlink, Rename, Request};
@@ -131,7 +132,7 @@ pub(super) fn create(job: &Arc<Job>, touch: &Touch, making: &Making<'_>) -> Resu
         };
         // Of one that was there before it is not known here whether it has extended attributes.
         let marks = if existing.is_none() { api::BARE } else { 0 };
-        let mut reply = attr_reply(ino, &inode, marks).lease_on([parent, ino]).changes(ino, &inode).names_of(parent);
+        let mut reply = attr_reply(ino, &inode, marks).lease_on([parent, ino]).changes(ino, &inode).names_of([parent]);
         if making.opens.is_some() {
             reply.results = api::Created { handle: handles::add(txn, session, ino)? }.into();
             job.fs.leases.opened(session, ino);
@@ -268,7 +269,7 @@ pub(super) fn remove(
         }
         left.orphan = unlink(txn, parent, name, entry, time_ns)?;
         let handle = left.keep(job, txn, entry, marks)?;
-        Ok(Reply::done(api::Removed { ino: entry.ino, handle }).names_of(parent))
+        Ok(Reply::done(api::Removed { ino: entry.ino, handle }).names_of([parent]))
     });
     left.settle(job, result)
 }
@@ -371,8 +372,8 @@ pub(super) fn rename(job: &Arc<Job>, touch: &Touch, it: Rename<'_>) -> Result<()
             None => 0,
         };
         let replaced = target.map_or(0, |target| target.ino);
-        let reply = Reply::done(api::Renamed { ino: source.ino, replaced, handle });
-        Ok(if it.from == it.to { reply.names_of(it.from) } else { reply })
+        let directories = BTreeSet::from(ends.parents);
+        Ok(Reply::done(api::Renamed { ino: source.ino, replaced, handle }).names_of(directories))
     });
     left.settle(job, result)
 }
@@ -473,7 +474,7 @@ pub(super) fn link(job: &Arc<Job>, Link { ino, parent, time_ns, name }: Link<'_>
     check_name(name)?;
     job.transact(Growth::Grows, |txn| {
         let inode = add_link(txn, ino, parent, name, time_ns)?;
-        Ok(attr_reply(ino, &inode, 0).lease_on([parent, ino]).names_of(parent))
+        Ok(attr_reply(ino, &inode, 0).lease_on([parent, ino]).names_of([parent]))
     })
 }
 

@@ -31,7 +31,7 @@ pub(super) fn place(job: &Arc<Job>, it: PlaceFile<'_>) -> Result<(), Errno> {
         (inode.atime_ns, inode.mtime_ns) = (mtime_ns, mtime_ns);
         txn.put_inode(ino, &inode);
         made = Some(ino);
-        Ok(names::attr_reply(ino, &inode, vos_api::fs::BARE).lease_on([parent, ino]).names_of(parent))
+        Ok(names::attr_reply(ino, &inode, vos_api::fs::BARE).lease_on([parent, ino]).names_of([parent]))
     });
     match (&result, made) {
         (Ok(()), Some(ino)) => job.fs.leases.grant_own(job.call.session, ino),
