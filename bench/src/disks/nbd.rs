@@ -15,7 +15,8 @@ use crate::containers::testbed::{NODES, Served, Testbed, eventually};
 const DC: &str = "nbd";
 const DESCRIPTION: &str = "name = 'nbd'
 nodes = ['n1', 'n2', 'n3']
-disks = [{ name = 'root', bytes = 67108864, node = 'n1' }, { name = 'data', bytes = BYTES, node = 'n1' }]
+disks = [{ name = 'root', bytes = 67108864, node = 'n1', replicas = 1 },
+  { name = 'data', bytes = BYTES, node = 'n1', replicas = 1 }]
 ";
 const BYTES: u64 = 512 << 20;
 const WARM: &str = "--ramp_time=200ms";
