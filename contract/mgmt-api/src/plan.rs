@@ -56,11 +56,27 @@ pub struct PlanStep {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "request", rename_all = "kebab-case")]
 pub enum PlanRequest {
-    DcCreate { spec: Box<DcSpec>, start: bool },
-    DcNodeAdd { node: String },
-    DcChange { change: Box<DcChange> },
-    ServiceRemove { service: String },
-    ServiceAdd { service: Box<ServiceSpec> },
-    DcNodeRemove { node: String },
+    DcCreate {
+        spec: Box<DcSpec>,
+        start: bool,
+    },
+    DcNodeAdd {
+        node: String,
+    },
+    DcChange {
+        change: Box<DcChange>,
+    },
+    /// `replaced`: it is added again at once, so what comes after it stays.
+    ServiceRemove {
+        service: String,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        replaced: bool,
+    },
+    ServiceAdd {
+        service: Box<ServiceSpec>,
+    },
+    DcNodeRemove {
+        node: String,
+    },
     DcStart,
 }

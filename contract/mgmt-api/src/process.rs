@@ -43,7 +43,8 @@ pub struct RunRequest {
     /// they should say [`ProgramUser::NOBODY`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Limits of each of its processes, below those of the container.
+    /// Limits of each of its processes, below those of the container. They hold mistakes: a hostile program may have
+    /// others start what it wants.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ulimits: Vec<Ulimit>,
     /// What neither it nor anything that it starts has, whoever it becomes.

@@ -317,7 +317,8 @@ routes! {
         "Describes a program that is to be kept running; it is started as soon as it can be."
     Service "service": Get SERVICE VIEWER, Reads, &[], None => Answer::One("ServiceInfo");
         "A service and its instances."
-    ServiceRemove "service-remove": Delete SERVICE OPERATOR, Changes, &[], None => Answer::Nothing;
+    ServiceRemove "service-remove": Delete SERVICE OPERATOR, Changes,
+        &[truth("replaced", "It is added again at once: also where others come after it.")], None => Answer::Nothing;
         "Stops a service and forgets it; answered when nothing of it runs any more."
     ServiceStart "service-start": Post SERVICE_START OPERATOR, Changes, &[], None => Answer::One("ServiceInfo");
         "Starts a service that was stopped, and instances that ended for good."

@@ -22,4 +22,4 @@ pub use contexts::{Context, ContextError, Contexts};
 pub use error::Error;
 pub use frames::{Frame, FrameReader, FrameWriter, Stream};
 pub use places::{DevCluster, DevNode, LocateError, Places, ProcessId, Wanted, locate};
-pub use requests::{AfterCreate, BeforeDelete, Data, LogQuery, NodeGone, Processes, Session, Unpacked};
+pub use requests::{AfterCreate, AfterRemoval, BeforeDelete, Data, LogQuery, NodeGone, Processes, Session, Unpacked};

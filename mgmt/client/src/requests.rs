@@ -29,6 +29,14 @@ pub enum BeforeDelete {
     Stop,
 }
 
+/// What becomes of a service that is removed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AfterRemoval {
+    Gone,
+    /// It is added again at once: what comes after it waits.
+    Added,
+}
+
 /// What to do with the images of a deleted container.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Data {
@@ -314,8 +322,9 @@ impl Client {
     }
 
     /// Answers when nothing of it runs any more.
-    pub async fn remove_service(&self, dc: &str, service: &str) -> Result<(), Error> {
-        let path = named(path::SERVICE, &[("dc", dc), ("service", service)]);
+    pub async fn remove_service(&self, dc: &str, service: &str, after: AfterRemoval) -> Result<(), Error> {
+        let replaced = if after == AfterRemoval::Added { "?replaced=true" } else { "" };
+        let path = format!("{}{replaced}", named(path::SERVICE, &[("dc", dc), ("service", service)]));
         self.nothing(Method::DELETE, &path, NONE, STOP_SECONDS).await
     }
 

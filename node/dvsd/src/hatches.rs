@@ -303,7 +303,7 @@ async fn accept(listener: UnixListener, of: &Whose, router: Router, over: watch:
             }
         };
         let Ok(peer) = peer else { continue };
-        let class = match who(of.dc, peer.uid()) {
+        let class = match who(of.dc, peer.uid()).map(|who| as_far_as_it_may(who, peer.pid())) {
             Some(Inhabitant::Root) => &root,
             Some(Inhabitant::User) => &users,
             // Of the node, or of another container, by whatever way.
@@ -346,6 +346,23 @@ fn who(dc: u32, uid: u32) -> Option<Inhabitant> {
         _ if uid == 0 => Some(Inhabitant::Root),
         _ => None,
     }
+}
+
+/// Root that was started with fewer capabilities than this daemon's programs have would get them back by having a
+/// program started, so it looks as other users do. Whoever ended meanwhile asks for nothing any more.
+fn as_far_as_it_may(who: Inhabitant, pid: Option<i32>) -> Inhabitant {
+    let is_whole = |pid: i32| {
+        let [own, its] = [bounding_set("self"), bounding_set(&pid.to_string())];
+        own.zip(its).is_some_and(|(own, its)| own & !its == 0)
+    };
+    if who == Inhabitant::Root && pid.is_some_and(is_whole) { Inhabitant::Root } else { Inhabitant::User }
+}
+
+/// What a process and all that it starts can have: `CapBnd` of proc_pid_status(5).
+fn bounding_set(process: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let set = status.lines().find_map(|line| line.strip_prefix("CapBnd:"))?;
+    u64::from_str_radix(set.trim(), 16).ok()
 }
 
 /// So many at once, and then so many in a time; who comes earlier waits.

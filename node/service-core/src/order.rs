@@ -26,8 +26,7 @@ pub fn order(services: &[ServiceSpec]) -> Result<Vec<&str>, Vec<&str>> {
     Ok(ordered)
 }
 
-/// What has to be there first.
-pub fn awaited(service: &ServiceSpec) -> impl Iterator<Item = &str> {
+fn awaited(service: &ServiceSpec) -> impl Iterator<Item = &str> {
     service.after.iter().chain(&service.near).map(String::as_str)
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use client::{AfterCreate, BeforeDelete, Client};
+use client::{AfterCreate, AfterRemoval, BeforeDelete, Client};
 use mgmt_api::{ApplyPlan, ApplyRequest, DcPlan, DcSpec, PlanRequest, ServiceInfo, ServiceState};
 use serde::Deserialize;
 
@@ -39,7 +39,8 @@ pub struct PlanOptions {
 What there is already is changed while it runs, as far as it differs; containers that the file does not name stay as they \
 are. A description has the form of dc.toml (dvs dc create --help), or several of it, each below [[dc]]. What a description does \
 not say is as usual, but nodes, disks and servers: these stay. With 'generation = N' in it, a container that was changed since \
-is left alone. It is answered when all of it runs, or after --timeout, and then says what is missing.
+is left alone. It is answered when all of it runs, or after --timeout, and then says what is missing; where nothing was to be \
+changed, after a minute at most.
 
 Examples:
   dvs apply -f shop.toml
@@ -65,6 +66,9 @@ struct Described {
     #[arg(long)]
     no_start: bool,
 }
+
+/// How long is waited for services of a container in which nothing is to be changed.
+const ON_ITS_WAY: Duration = Duration::from_secs(60);
 
 /// One container of a file.
 #[derive(Deserialize)]
@@ -181,9 +185,11 @@ async fn apply(daemon: &Client, wanted: Wanted, options: &ApplyOptions) -> Resul
         }
     }
     if !options.no_wait {
-        // As described is also what is still on its way, since an apply that did not wait.
         for dc in &plan.dcs {
-            await_services(daemon, &dc.dc).await?;
+            match dc.steps.is_empty() {
+                false => await_services(daemon, &dc.dc).await?,
+                true => await_what_comes(daemon, &dc.dc).await,
+            }
         }
     }
     Ok(plan)
@@ -231,7 +237,10 @@ async fn carry_out(daemon: &Client, dc: &str, request: &PlanRequest) -> Result<(
         }
         PlanRequest::DcNodeAdd { node } => drop(daemon.add_dc_node(dc, node).await?),
         PlanRequest::DcChange { change } => drop(daemon.change_dc(dc, change).await?),
-        PlanRequest::ServiceRemove { service } => daemon.remove_service(dc, service).await?,
+        PlanRequest::ServiceRemove { service, replaced } => {
+            let after = if *replaced { AfterRemoval::Added } else { AfterRemoval::Gone };
+            daemon.remove_service(dc, service, after).await?;
+        }
         PlanRequest::ServiceAdd { service } => drop(daemon.add_service(dc, service).await?),
         PlanRequest::DcNodeRemove { node } => drop(daemon.remove_dc_node(dc, node, BeforeDelete::Refuse).await?),
         PlanRequest::DcStart => drop(daemon.start_dc(dc).await?),
@@ -239,12 +248,23 @@ async fn carry_out(daemon: &Client, dc: &str, request: &PlanRequest) -> Result<(
     Ok(())
 }
 
+/// As described is also what is still on its way, since an apply that did not wait. What does not come was so before:
+/// it is told, and nothing failed.
+async fn await_what_comes(daemon: &Client, dc: &str) {
+    match tokio::time::timeout(ON_ITS_WAY, await_services(daemon, dc)).await {
+        Ok(Ok(())) => (),
+        Ok(Err(failure)) => say(&format!("{dc}: {}", failure.what)),
+        Err(_) => say(&format!("{dc}: not all of its services run: dvs service ls {dc}")),
+    }
+}
+
 /// Until every service that is wanted runs, and is well where somebody looks; or has ended for good.
 async fn await_services(daemon: &Client, dc: &str) -> Result<(), Failure> {
     let mut waits_for = String::new();
     loop {
         let services = daemon.services(dc).await?;
-        if daemon.dc(dc).await?.phase == mgmt_api::DcPhase::Stopped {
+        let now = daemon.dc(dc).await?;
+        if now.phase == mgmt_api::DcPhase::Stopped || now.paused {
             return Ok(());
         }
         if let Some(failed) = services.iter().find(|service| has(service, ServiceState::Failed)) {
@@ -252,7 +272,7 @@ async fn await_services(daemon: &Client, dc: &str) -> Result<(), Failure> {
             return Err(Failure::new(format!("service '{name}' of container '{dc}' does not run"))
                 .hint(format!("dvs service inspect {dc} {name}")));
         }
-        let Some(coming) = services.iter().find(|service| !is_there(service)) else { return Ok(()) };
+        let Some(coming) = services.iter().find(|service| !is_there(service, &services)) else { return Ok(()) };
         if coming.spec.name != waits_for {
             waits_for.clone_from(&coming.spec.name);
             say(&format!("{dc}: waiting for service {waits_for}"));
@@ -265,11 +285,14 @@ fn has(service: &ServiceInfo, state: ServiceState) -> bool {
     service.instances.iter().any(|instance| instance.state == state)
 }
 
-fn is_there(service: &ServiceInfo) -> bool {
+fn is_there(service: &ServiceInfo, all: &[ServiceInfo]) -> bool {
     let is_looked_after = service.spec.health.is_some();
+    // Until somebody starts those again.
+    let is_held_up = || all.iter().any(|other| !other.is_wanted && service.spec.after.contains(&other.spec.name));
     let stands = |state: ServiceState| match state {
         ServiceState::Healthy | ServiceState::Stopped | ServiceState::Failed => true,
         ServiceState::Running => !is_looked_after,
+        ServiceState::Waiting => is_held_up(),
         _ => false,
     };
     !service.is_wanted || service.instances.iter().all(|instance| stands(instance.state))

@@ -95,7 +95,8 @@ pub struct Start {
     /// User and group inside the container, by number or by a name of its /etc/passwd [default: root].
     #[arg(short, long, value_name = "USER[:GROUP]")]
     pub user: Option<ProgramUser>,
-    /// Limit of each of its processes, as of setrlimit(2): nofile=1024, core=0, stack=8388608:unlimited.
+    /// Limit of each of its processes, as of setrlimit(2): nofile=1024, core=0, stack=8388608:unlimited. What is to
+    /// hold a hostile program is a limit of the container.
     #[arg(long, value_name = "NAME=SOFT[:HARD]")]
     pub ulimit: Vec<Ulimit>,
     /// Capability that neither it nor what it starts has: net_raw, sys_ptrace, all.

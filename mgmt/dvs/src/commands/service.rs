@@ -258,7 +258,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
             done(global.output, &now)
         }
         Command::Rm(Named { dc, service }) => {
-            block_on(daemon(global)?.remove_service(&dc, &service))??;
+            block_on(daemon(global)?.remove_service(&dc, &service, client::AfterRemoval::Gone))??;
             say(&format!("service '{service}' is gone"));
             done(global.output, &Gone::new(&service))
         }

@@ -199,40 +199,21 @@ fn steps(is: &DcSpec, services: &[ServiceSpec], wanted: &DcSpec, generation: u64
         change.generation = Some(generation + u64::from(narrows) + coming.len() as u64);
         step(what, PlanRequest::DcChange { change: Box::new(change) });
     }
-    let ending = ending(services, &wanted.services);
-    for service in in_order(services).into_iter().rev().filter(|service| ending.contains(service.name.as_str())) {
-        let name = &service.name;
-        let becomes = match wanted.services.iter().find(|other| other.name == *name) {
-            None => "ends",
-            Some(other) if other == service => "ends, and begins again after what it comes after",
-            Some(_) => "ends, and begins as described",
-        };
-        let request = PlanRequest::ServiceRemove { service: name.clone() };
-        step(vec![format!("service {name}: {becomes}")], request);
+    let becomes = |one: &ServiceSpec| wanted.services.iter().find(|other| other.name == one.name);
+    for service in in_order(services).into_iter().rev().filter(|service| becomes(service) != Some(service)) {
+        let (service, replaced) = (service.name.clone(), becomes(service).is_some());
+        let how = if replaced { "ends, and begins as described" } else { "ends" };
+        step(vec![format!("service {service}: {how}")], PlanRequest::ServiceRemove { service, replaced });
     }
-    for service in in_order(&wanted.services) {
-        let is_there = services.iter().any(|other| other.name == service.name);
-        if !is_there || ending.contains(service.name.as_str()) {
-            let what = (!is_there).then(|| format!("service {}: new", service.name));
-            step(what.into_iter().collect(), PlanRequest::ServiceAdd { service: Box::new(service.clone()) });
-        }
+    for service in in_order(&wanted.services).into_iter().filter(|service| !services.contains(service)) {
+        let is_new = !services.iter().any(|other| other.name == service.name);
+        let what = is_new.then(|| format!("service {}: new", service.name));
+        step(what.into_iter().collect(), PlanRequest::ServiceAdd { service: Box::new(service.clone()) });
     }
     for node in is.nodes.iter().filter(|node| !to.contains(node)) {
         step(vec![format!("node {node}: goes")], PlanRequest::DcNodeRemove { node: node.clone() });
     }
     steps
-}
-
-/// Those that are not as wanted, and whoever comes after them: nobody is left waiting for what has ended.
-fn ending<'a>(services: &'a [ServiceSpec], wanted: &[ServiceSpec]) -> BTreeSet<&'a str> {
-    let differs = services.iter().filter(|service| !wanted.contains(service)).map(|service| service.name.as_str());
-    let mut ending: BTreeSet<&str> = differs.collect();
-    for service in in_order(services) {
-        if order::awaited(service).any(|other| ending.contains(other)) {
-            ending.insert(service.name.as_str());
-        }
-    }
-    ending
 }
 
 /// Each after what it comes after.
@@ -377,7 +358,9 @@ mod tests {
         wanted.services = all.to_vec();
         assert_eq!(named(requests(&[], &wanted)), ["+cache", "+db", "+app", "+web"]);
         wanted.services[2] = service("db", "/bin/other");
-        assert_eq!(named(requests(&all, &wanted)), ["-web", "-app", "-db", "+db", "+app", "+web"]);
+        assert_eq!(named(requests(&all, &wanted)), ["-db", "+db"]);
+        wanted.services[0] = after("app", &["cache"]);
+        assert_eq!(named(requests(&all, &wanted)), ["-app", "-db", "+db", "+app"]);
         wanted.services.clear();
         assert_eq!(named(requests(&all, &wanted)), ["-web", "-app", "-db", "-cache"]);
     }

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::{Extension, Json};
 use cluster::{Compare, Op, Outcome};
 use mgmt_api::{ErrorBody, ErrorKind, MoveRequest, ServiceInfo, ServiceInstance, ServiceSpec, ServiceState};
+use serde::Deserialize;
 use service_core::choose::NodeStanding;
 use service_core::{record, wish};
 
@@ -133,9 +134,16 @@ pub async fn move_away(
     Ok(Json(one(&api, &dc, &service).await?))
 }
 
+#[derive(Deserialize)]
+pub struct RemoveQuery {
+    #[serde(default)]
+    replaced: bool,
+}
+
 pub async fn remove(
     State(api): State<Arc<Api>>,
     Path((dc, service)): Path<(String, String)>,
+    Query(RemoveQuery { replaced }): Query<RemoveQuery>,
 ) -> Result<StatusCode, Failure> {
     let dc = api.dc(&dc).await?;
     let (also, id, name, of) = (Arc::clone(&api), dc.record.id, service.clone(), dc.record.spec.name.clone());
@@ -145,7 +153,7 @@ pub async fn remove(
         let waits = |view: &&ServiceView| {
             view.record.spec.after.contains(&name) || view.record.spec.near.as_ref() == Some(&name)
         };
-        match all.values().find(waits) {
+        match all.values().filter(|_| !replaced).find(waits) {
             None => Ok(()),
             Some(other) => {
                 let other = &other.record.spec.name;
