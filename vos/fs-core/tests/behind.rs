@@ -417,7 +417,7 @@ fn names_move_between_directories_that_one_session_has_together_or_not_at_all() 
     // What is not told is what others wait for, in both.
     let other = Client::new(&fs, 8);
     for directory in [1, there] {
-        let seen = self::look(&other, api::LOOKUP, [directory, 0, 0], b"x");
+        let seen = self::look(&other, api::LOOKUP, [directory, 0, 0], b"nothing");
         assert!(waits(&seen), "{directory}");
         for (recall, ..) in events(&own) {
             own.read_call(api::TOLD, [recall, 0, 0], &[]);
@@ -486,7 +486,13 @@ fn what_was_not_changed_for_a_minute_is_told_before_anybody_asks() {
         assert_eq!(!waits(&seen), is_told, "{ino}");
     }
     // It has it back with the next change.
-    assert_eq!(own.write(idle, 0, b"x", 5).status, 0);
+    let call = own.change_call(api::WRITE, 0, [idle, 0, 6], b"y");
+    let written = submit(&fs, call);
+    for (recall, ..) in events(&other) {
+        other.read_call(api::RELEASED, [recall, 0, 0], &[]);
+    }
+    let written = written.try_recv().expect("the lease was given back");
+    assert_eq!((written.status, written.results[3] & api::EXCLUSIVE), (0, api::EXCLUSIVE));
 }
 
 #[test]
