@@ -602,11 +602,13 @@ pub struct Event {
     /// [`INODE`], [`ENTRY`] or [`TELL`].
     pub kind: U32,
     /// Bytes that follow, padded to 8. [`ENTRY`]: the name. [`INODE`]: none, or 8 bytes: a u64, how long a file is
-    /// about to be at least, for clients that go by the size they know.
+    /// about to be at least, for clients that go by the size they know; or one, [`SPARE`].
     pub name_bytes: U32,
 }
 
 pub const INODE: u32 = 1;
+/// What follows an [`INODE`] that nobody wants: the session has many leases, and has not asked for this one for long.
+pub const SPARE: u8 = 1;
 pub const ENTRY: u32 = 2;
 /// Nothing is to be dropped: what was changed and not told is wanted ([`Told`]). Only for clients that write behind.
 pub const TELL: u32 = 3;

@@ -162,11 +162,13 @@ impl Cache {
         self.leases.get(&ino).is_some_and(|lease| lease.delegates)
     }
 
-    /// The lease is gone. Answers the directory in which the inode was found lately.
-    pub fn recalled(&mut self, ino: u64, now: Instant) -> Option<u64> {
+    /// The lease is gone. Answers the directory in which the inode was found lately. `contested`: another node changes
+    /// it, as of now.
+    pub fn recalled(&mut self, ino: u64, contested: Option<Instant>) -> Option<u64> {
         self.leases.remove(&ino);
         self.memory.forget(ino);
         self.ahead.forget(ino);
+        let Some(now) = contested else { return self.directory_of(ino) };
         if self.recalled.len() >= RECALLED_MAX {
             self.recalled.retain(|_, at| now < *at + CONTESTED);
         }
@@ -328,7 +330,7 @@ mod tests {
         let opened = |cache: &mut Cache, leased| cache.opened(5, leased, Use::Reading);
         assert_eq!(opened(&mut cache, true), Keep::Drop);
         assert_eq!(opened(&mut cache, true), Keep::Keep);
-        cache.recalled(5, now);
+        cache.recalled(5, Some(now));
         assert_eq!(opened(&mut cache, true), Keep::Drop);
         assert_eq!(opened(&mut cache, false), Keep::Drop);
         assert_eq!(opened(&mut cache, true), Keep::Drop);
@@ -350,7 +352,7 @@ mod tests {
     fn inode_is_contested_for_a_while_after_a_recall() {
         let (mut cache, now) = (Cache::new(true), Instant::now());
         assert!(!cache.is_contested(5, now));
-        cache.recalled(5, now);
+        cache.recalled(5, Some(now));
         assert!(cache.is_contested(5, now) && !cache.is_contested(6, now));
         assert!(!cache.is_contested(5, now + CONTESTED));
     }

@@ -46,7 +46,7 @@ use crate::kept::KeptLocks;
 use crate::kernel::{self, InHeader, OutHeader, fopen, opcode};
 use crate::names::Names;
 use crate::notify::{self, JOBS_MAX, Job, News, Notifier};
-use crate::recall::{self, Begin, InFlight, Recalls, Stage, What};
+use crate::recall::{self, Begin, InFlight, Recalls, Stage, What, Why};
 use crate::request::{self, Body, Request};
 use crate::state::{HANDLES_MAX, State, StateError};
 use crate::translate::{self, Context, Own, Plan, Step, Then};
@@ -1074,7 +1074,7 @@ impl<B: Backend> Gate<B> {
             is_told_early,
         };
         let job = match what {
-            What::Inode { ino, bytes } => {
+            What::Inode { ino, bytes, why } => {
                 begin.bytes = bytes;
                 self.backend.recalled(Some(ino));
                 let trusted = self.names.take(ino, now);
@@ -1086,7 +1086,7 @@ impl<B: Backend> Gate<B> {
                 }
                 begin.ino = Some(ino);
                 // While a change of ours holds that directory's lock, nobody is looking up anything there.
-                let found_in = self.cache.recalled(ino, now);
+                let found_in = self.cache.recalled(ino, (why == Why::Change).then_some(now));
                 begin.found_in = found_in.filter(|directory| !self.flights.changes_names_of(*directory));
                 let busy = self.flights.locked_ranges(ino);
                 Some(Job::Inode { recall, ino, busy, found_in: begin.found_in, bytes, names })

@@ -28,6 +28,7 @@ pub enum What {
         ino: u64,
         /// How long the file is about to be, at least.
         bytes: Option<u64>,
+        why: Why,
     },
     Name {
         parent: u64,
@@ -39,6 +40,15 @@ pub enum What {
     Tell {
         ino: u64,
     },
+}
+
+/// Why a lease is asked back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Why {
+    /// Another node changes the inode.
+    Change,
+    /// There are too many ([`fs::SPARE`]).
+    Spare,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -61,7 +71,10 @@ pub fn parse(mut bytes: &[u8]) -> Option<Vec<Event>> {
         let ino = head.ino.get();
         let what = match head.kind.get() {
             fs::INODE if ino == 0 => What::Everything,
-            fs::INODE => What::Inode { ino, bytes: name.try_into().ok().map(u64::from_le_bytes) },
+            fs::INODE => {
+                let why = if name == [fs::SPARE] { Why::Spare } else { Why::Change };
+                What::Inode { ino, bytes: name.try_into().ok().map(u64::from_le_bytes), why }
+            }
             fs::TELL => What::Tell { ino },
             fs::ENTRY if name_bytes > 0 => What::Name { parent: ino, name: name.to_vec() },
             _ => return None,

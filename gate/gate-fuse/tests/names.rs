@@ -170,9 +170,10 @@ fn names_move_between_directories_without_the_server_and_are_so_for_others() {
         fs::hard_link(to.join("newer"), from.join("link")).expect("link");
         fs::remove_file(to.join("c")).expect("unlink");
         fs::create_dir(from.join("empty")).expect("mkdir");
-        fs::write(from.join("empty/f"), b"f").expect("write");
         fs::rename(from.join("empty"), to.join("d")).expect("rename");
-        fs::rename(from.join("other"), to.join("d/other")).expect("rename");
+        fs::write(to.join("d/f"), b"f").expect("write");
+        fs::create_dir(to.join("made")).expect("mkdir");
+        fs::rename(from.join("other"), to.join("made/other")).expect("rename");
         let names = |path: &Path| -> Vec<String> {
             let names = fs::read_dir(path).expect("listing").map(|entry| entry.expect("an entry").file_name());
             let mut names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
@@ -183,15 +184,16 @@ fn names_move_between_directories_without_the_server_and_are_so_for_others() {
             let seen = fs::metadata(path).expect("stat");
             (seen.ino(), seen.nlink(), seen.mtime_nsec(), seen.ctime_nsec())
         };
-        let paths = ["from", "to", "to/d", "to/b", "to/newer", "to/d/other"];
+        let paths = ["from", "to", "to/d", "to/b", "to/newer", "to/made", "to/made/other"];
         let before = paths.map(|path| stat(&root.join(path)));
         // All of it is what the next gate finds.
         one.replace_gate();
         server(&mut world).replace_server();
         for node in [&one, &two] {
             assert_eq!(names(&node.path.join("from")), ["again", "deep", "link", "linked"]);
-            assert_eq!(names(&node.path.join("to")), ["b", "d", "link", "newer"]);
-            assert_eq!(names(&node.path.join("to/d")), ["f", "other"]);
+            assert_eq!(names(&node.path.join("to")), ["b", "d", "link", "made", "newer"]);
+            assert_eq!(names(&node.path.join("to/d")), ["f"]);
+            assert_eq!(names(&node.path.join("to/made")), ["other"]);
             assert_eq!(paths.map(|path| stat(&node.path.join(path))), before);
             assert_eq!(fs::read(node.path.join("to/b")).expect("read"), b"b");
             assert_eq!(stat(&node.path.join("to/d/..")).0, before[1].0);

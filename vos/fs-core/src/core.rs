@@ -477,6 +477,7 @@ impl Fs {
     pub fn needs_time(&self) -> bool {
         self.is_dirty()
             || self.leases.has_waiters()
+            || self.leases.has_owners()
             || !self.waiting.lock().is_empty()
             || self.sessions.lock().has_away()
             || self.lingering.lock().needs_time()

@@ -24,6 +24,10 @@
 //! What only one session holds it may have *exclusively*: then it changes files before it tells, and whoever looks
 //! waits until it has told ([`exclusive`]).
 //!
+//! A session that comes near the most leases it may have is asked for those that it has not come for longest
+//! ([`vos_api::fs::SPARE`]), and one that has something exclusively and has told nothing of it for a minute is asked to
+//! tell ([`State::ask_idle`]): whoever wants it then need not ask.
+//!
 //! When a session ends, what it has parked ends with it ([`Go::Fenced`]).
 //!
 //! A restarted server does not know who holds what: every session of before owes one event "drop everything"
@@ -37,7 +41,7 @@ pub mod exclusive;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use parking_lot::Mutex;
-use vos_api::fs::{ENTRY, Event, INODE, RECALL_MS, TELL};
+use vos_api::fs::{ENTRY, Event, INODE, RECALL_MS, SPARE, TELL};
 
 use crate::snapshots::is_shown;
 use zerocopy::IntoBytes;
@@ -46,6 +50,13 @@ use crate::calls::{Reply, Responder};
 
 /// Leases one session may hold; beyond that it caches nothing new.
 const LEASES_PER_SESSION_MAX: usize = 100_000;
+/// With so many it is asked for some.
+const LEASES_DUE: usize = LEASES_PER_SESSION_MAX / 8 * 7;
+/// So many at a time.
+const SPARED_MAX: usize = 512;
+/// And none while so many events wait.
+const SPARED_EVENTS_MAX: usize = 2 * SPARED_MAX;
+const _: () = assert!(LEASES_DUE + SPARED_EVENTS_MAX < LEASES_PER_SESSION_MAX && SPARED_EVENTS_MAX < EVENTS_MAX);
 /// Events that may wait for one session; a session this far behind is told to drop everything.
 const EVENTS_MAX: usize = 16_384;
 /// No lease has this number.
@@ -172,6 +183,10 @@ struct State {
     holders: HashMap<u64, BTreeMap<u64, Lease>>,
     /// Of leases.
     last_lease: u64,
+    /// Of uses.
+    last_use: u64,
+    /// When it was looked at the time last.
+    now_ms: u64,
     /// How often sessions have an inode open. Their kernels go by a size without asking, so they hear when it grows,
     /// whether they hold a lease or not.
     open: HashMap<u64, BTreeMap<u64, usize>>,
@@ -190,6 +205,8 @@ struct Lease {
     number: u64,
     /// The event that asks it back.
     recall: Option<u64>,
+    /// When its session came for it last, in the order of all.
+    used: u64,
 }
 
 /// What somebody waits for a lease for.
@@ -212,6 +229,8 @@ enum Told {
     Inode {
         bytes: Option<u64>,
     },
+    /// The same, and nobody wants it.
+    Spare,
     Name(Vec<u8>),
     /// What was changed before it was told is wanted.
     Tell,
@@ -222,6 +241,8 @@ struct Mailbox {
     /// The session is remembered over a restart, so what it holds can be asked back.
     is_kept: bool,
     leases: usize,
+    /// Inodes of these by [`Lease::used`], the longest unused in front.
+    order: BTreeMap<u64, u64>,
     next_recall: u64,
     /// Not delivered yet.
     events: VecDeque<(u64, u64, Told)>,
@@ -363,9 +384,10 @@ impl Leases {
         let mut state = self.state.lock();
         for ino in inos {
             state.exclusive.removed(*ino);
-            for session in state.holders.remove(ino).unwrap_or_default().into_keys() {
+            for (session, lease) in state.holders.remove(ino).unwrap_or_default() {
                 if let Some(mailbox) = state.mailboxes.get_mut(&session) {
                     mailbox.leases = mailbox.leases.saturating_sub(1);
+                    mailbox.order.remove(&lease.used);
                 }
             }
         }
@@ -620,18 +642,43 @@ impl State {
         if is_shown(ino) {
             return;
         }
-        if !self.may_hold(session) {
+        let may_hold = self.may_hold(session);
+        let Some(mailbox) = self.mailboxes.get_mut(&session) else { return };
+        self.last_use += 1;
+        if let Some(lease) = self.holders.get_mut(&ino).and_then(|holders| holders.get_mut(&session)) {
+            if mailbox.order.remove(&lease.used).is_some() {
+                lease.used = self.last_use;
+                mailbox.order.insert(lease.used, ino);
+            }
             return;
         }
-        let holders = self.holders.entry(ino).or_default();
-        if holders.contains_key(&session) {
+        if !may_hold {
             return;
         }
         self.last_lease += 1;
-        holders.insert(session, Lease { number: self.last_lease, recall: None });
-        if let Some(mailbox) = self.mailboxes.get_mut(&session) {
-            mailbox.leases += 1;
+        let lease = Lease { number: self.last_lease, recall: None, used: self.last_use };
+        mailbox.leases += 1;
+        mailbox.order.insert(lease.used, ino);
+        self.holders.entry(ino).or_default().insert(session, lease);
+        self.ask_spare(session);
+    }
+
+    /// Asks a session that has many leases for those that it has not come for longest.
+    fn ask_spare(&mut self, session: u64) {
+        let Some(mailbox) = self.mailboxes.get_mut(&session) else { return };
+        let has_room = mailbox.leases < LEASES_DUE || mailbox.events.len() + mailbox.taken.len() >= SPARED_EVENTS_MAX;
+        if has_room || mailbox.everything.is_some() {
+            return;
         }
+        for _ in 0..SPARED_MAX {
+            let Some((_, ino)) = mailbox.order.pop_first() else { break };
+            let lease = self.holders.get_mut(&ino).and_then(|holders| holders.get_mut(&session));
+            let Some(lease) = lease.filter(|lease| lease.recall.is_none()) else { continue };
+            let number = mailbox.push(ino, Told::Spare, self.now_ms);
+            lease.recall = Some(number);
+            self.exclusive.asked(ino, session, number, self.now_ms);
+        }
+        mailbox.serve();
     }
 
     fn is_running_for_others(&self, session: u64, ino: u64) -> bool {
@@ -768,12 +815,13 @@ impl State {
         if holders.get(&session).and_then(|lease| lease.recall) != Some(recall) {
             return;
         }
-        holders.remove(&session);
+        let used = holders.remove(&session).map(|lease| lease.used);
         if holders.is_empty() {
             self.holders.remove(&ino);
         }
         if let Some(mailbox) = self.mailboxes.get_mut(&session) {
             mailbox.leases = mailbox.leases.saturating_sub(1);
+            used.map(|used| mailbox.order.remove(&used));
         }
     }
 
@@ -878,7 +926,7 @@ impl Mailbox {
 
     fn push(&mut self, ino: u64, told: Told, now_ms: u64) -> u64 {
         self.next_recall += 1;
-        let recalled = matches!(told, Told::Inode { .. }).then_some(ino);
+        let recalled = matches!(told, Told::Inode { .. } | Told::Spare).then_some(ino);
         self.events.push_back((self.next_recall, ino, told));
         self.owed.push_back((self.next_recall, recalled, now_ms));
         self.next_recall
@@ -910,6 +958,7 @@ impl Mailbox {
             let (recall, ino, told) = event;
             let (kind, name) = match told {
                 Told::Inode { bytes } => (INODE, bytes.map(|bytes| bytes.to_le_bytes().to_vec()).unwrap_or_default()),
+                Told::Spare => (INODE, vec![SPARE]),
                 Told::Name(name) => (ENTRY, name.clone()),
                 Told::Tell => (TELL, Vec::new()),
             };
@@ -935,6 +984,8 @@ impl Mailbox {
 
 #[cfg(test)]
 mod tests {
+    use zerocopy::FromBytes;
+
     use super::*;
 
     const FILE: u64 = 7;
@@ -966,6 +1017,52 @@ mod tests {
         let late = leases.register(1, FILE);
         assert!(!may_keep(&leases, 1, early.unwrap()));
         assert!(may_keep(&leases, 1, late));
+    }
+
+    /// Takes the events of a session and gives back what they name. Answers the inodes.
+    fn give_back(leases: &Leases, session: u64) -> Vec<u64> {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        leases.poll(session, 1 << 20, Box::new(move |reply| _ = sender.send(reply.data)));
+        let Ok(data) = receiver.try_recv() else {
+            leases.drop_poll(session);
+            return Vec::new();
+        };
+        let (mut rest, mut inos, mut last) = (data.as_slice(), Vec::new(), 0);
+        while let Ok((event, more)) = Event::read_from_prefix(rest) {
+            let (name, more) = more.split_at((event.name_bytes.get() as usize).next_multiple_of(8));
+            assert_eq!((event.kind.get(), name.first()), (INODE, Some(&SPARE)), "nobody wants it");
+            inos.push(event.ino.get());
+            (rest, last) = (more, event.recall.get());
+        }
+        drop(leases.released(session, last, 0));
+        inos
+    }
+
+    #[test]
+    fn session_that_looks_at_more_than_it_may_hold_gives_back_what_it_used_least_and_keeps_the_rest() {
+        const INODES: u64 = 5 * LEASES_PER_SESSION_MAX as u64;
+        const OFTEN: u64 = 2;
+        let leases = Leases::default();
+        leases.admit(1);
+        let (mut asked, mut requests) = (BTreeSet::new(), 0);
+        for ino in 10..10 + INODES {
+            if ino % 1000 == 10 {
+                assert!(may_keep(&leases, 1, leases.register(1, OFTEN)));
+            }
+            let seen = leases.register(1, ino);
+            assert!(may_keep(&leases, 1, seen), "inode {ino}");
+            if ino % 100 == 0 {
+                let given = give_back(&leases, 1);
+                requests += usize::from(!given.is_empty());
+                asked.extend(given);
+            }
+        }
+        assert!(!asked.contains(&OFTEN) && leases.holds(1, OFTEN));
+        let kept = INODES - asked.len() as u64;
+        println!("{} of {INODES} asked back, by {requests} answers", asked.len());
+        assert!(kept > LEASES_DUE as u64 - SPARED_EVENTS_MAX as u64, "{kept}");
+        assert!(asked.iter().copied().eq(10..10 + asked.len() as u64), "in the order in which they came");
+        assert!(requests <= asked.len() / SPARED_MAX + 1);
     }
 
     #[test]

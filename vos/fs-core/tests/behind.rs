@@ -3,7 +3,7 @@
 mod common;
 
 use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
@@ -417,7 +417,7 @@ fn names_move_between_directories_that_one_session_has_together_or_not_at_all() 
     // What is not told is what others wait for, in both.
     let other = Client::new(&fs, 8);
     for directory in [1, there] {
-        let seen = self::look(&other, api::LOOKUP, [directory, 0, 0], b"x");
+        let seen = self::look(&other, api::LOOKUP, [directory, 0, 0], b"nothing");
         assert!(waits(&seen), "{directory}");
         for (recall, ..) in events(&own) {
             own.read_call(api::TOLD, [recall, 0, 0], &[]);
@@ -435,36 +435,86 @@ fn names_move_between_directories_that_one_session_has_together_or_not_at_all() 
 }
 
 #[test]
-fn rename_gives_both_directories_to_a_session_that_has_them_alone_or_none() {
+fn rename_gives_both_directories_to_a_session_that_has_them_alone() {
     let (_, fs) = new();
-    let (mut own, mut other) = (behind(&fs, 7), Client::new(&fs, 8));
+    let (mut own, other) = (behind(&fs, 7), Client::new(&fs, 8));
     let [one, two] = ["one", "two"].map(|name| attr_of(&own.make(api::MKDIR, 1, name, 0o40_700, 1)).ino.get());
+    assert_eq!(own.make(api::MKNOD, one, "f", FILE, 1).status, 0);
     let both = api::EXCLUSIVE_NAMES | api::MOVES_BETWEEN | api::ROOM;
-    for (at, (from, to)) in [(one, two), (two, one), (one, two)].into_iter().enumerate() {
-        if at == 0 {
-            let made = own.make(api::MKNOD, one, "f", FILE, 1);
-            assert_eq!(made.status, 0);
-        }
-        if at == 2 {
-            other.attr(two);
+    for (from, to) in [(one, two), (two, one), (one, two)] {
+        // Whoever looks waits until it was told, of each.
+        for directory in [one, two] {
+            let seen = look(&other, api::GETATTR, [directory, 0, 0], &[]);
+            for (recall, ..) in events(&own) {
+                own.read_call(api::TOLD, [recall, 0, 0], &[]);
+            }
+            assert_eq!(seen.try_recv().expect("it was told").status, 0);
         }
         let call = own.change_call(api::RENAME, 0, [from, to, 5], &common::rename_data("f", "f"));
         let renamed = submit(&fs, call);
-        if at == 2 {
-            // Its lease is asked back, and it looks again at once.
-            assert!(waits(&renamed));
-            for (recall, ..) in events(&other) {
-                other.read_call(api::RELEASED, [recall, 0, 0], &[]);
-            }
+        for (recall, ..) in events(&other) {
+            other.read_call(api::RELEASED, [recall, 0, 0], &[]);
         }
-        let renamed = renamed.try_recv().expect("an answer");
-        assert_eq!((renamed.status, renamed.results[3] & both), (0, both), "{at}");
+        let renamed = renamed.try_recv().expect("the lease was given back");
+        assert_eq!((renamed.status, renamed.results[3] & both), (0, both));
     }
-    let opened = other.change(api::OPEN, 0, [two, 0, 1], &[]);
-    assert_eq!(opened.status, 0);
-    let call = own.change_call(api::RENAME, 0, [two, one, 6], &common::rename_data("f", "f"));
-    let renamed = fs.call(call);
-    assert_eq!((renamed.status, renamed.results[3] & both & !api::ROOM), (0, 0), "somebody else has one of them open");
+}
+
+#[test]
+fn what_was_not_changed_for_a_minute_is_told_before_anybody_asks() {
+    let (_, fs) = new();
+    let (mut own, other) = (behind(&fs, 7), Client::new(&fs, 8));
+    let (idle, terms) = make(&mut own, "idle");
+    assert_eq!(terms & EXCLUSIVE, EXCLUSIVE);
+    let (busy, _) = make(&mut own, "busy");
+    assert!(fs.needs_time());
+    for now_ms in (0..=90_000).step_by(250) {
+        fs.tick(now_ms);
+        // What is told of it counts.
+        if now_ms % 10_000 == 0 {
+            assert_eq!(own.write(busy, 0, b"x", 5).results[3] & api::EXCLUSIVE, api::EXCLUSIVE);
+        }
+    }
+    let asked = events(&own);
+    assert_eq!(
+        asked.iter().map(|(_, ino, kind)| (*ino, *kind)).collect::<BTreeMap<_, _>>(),
+        [(1, api::TELL), (idle, api::TELL)].into()
+    );
+    own.read_call(api::TOLD, [asked.last().expect("an event").0, 0, 0], &[]);
+    for (ino, is_told) in [(idle, true), (1, true), (busy, false)] {
+        let seen = look(&other, api::GETATTR, [ino, 0, 0], &[]);
+        assert_eq!(!waits(&seen), is_told, "{ino}");
+    }
+    // It has it back with the next change.
+    let call = own.change_call(api::WRITE, 0, [idle, 0, 6], b"y");
+    let written = submit(&fs, call);
+    for (recall, ..) in events(&other) {
+        other.read_call(api::RELEASED, [recall, 0, 0], &[]);
+    }
+    let written = written.try_recv().expect("the lease was given back");
+    assert_eq!((written.status, written.results[3] & api::EXCLUSIVE), (0, api::EXCLUSIVE));
+}
+
+#[test]
+fn whoever_asks_for_the_directory_above_waits_until_that_was_told() {
+    let (_, fs) = new();
+    let (mut own, other) = (behind(&fs, 7), Client::new(&fs, 8));
+    let above = attr_of(&own.make(api::MKDIR, 1, "above", 0o40_700, 1)).ino.get();
+    let below = attr_of(&own.make(api::MKDIR, above, "below", 0o40_700, 1)).ino.get();
+    other.attr(below);
+    let made = own.make(api::MKNOD, above, "first", FILE, 1);
+    assert_eq!(made.results[3] & api::EXCLUSIVE_NAMES, api::EXCLUSIVE_NAMES);
+    let seen = look(&other, api::LOOKUP, [below, 0, 0], b"..");
+    assert!(waits(&seen));
+    let valid = (api::valid::MTIME | api::valid::BEHIND).into();
+    let utimes = api::SetAttr { valid, mtime_ns: 77.into(), ..api::SetAttr::new_zeroed() };
+    assert_eq!(own.change(api::SETATTR, 0, [above, 1 << 60, 0], utimes.as_bytes()).status, 0);
+    assert!(waits(&seen));
+    for (recall, ..) in events(&own) {
+        own.read_call(api::TOLD, [recall, 0, 0], &[]);
+    }
+    let seen = attr_of(&seen.try_recv().expect("it was told"));
+    assert_eq!((seen.ino.get(), seen.mtime_ns.get()), (above, 77));
 }
 
 fn numbers_do_not_overlap(client: &Client, before: std::ops::Range<u64>) -> bool {

@@ -149,7 +149,7 @@ impl<B: Backend> Gate<B> {
         if let What::Linked(attr) = &mut naming.what {
             attr.ctime_ns = time_ns.into();
         }
-        let Some(after) = after(&before, &before_goal, &naming, time_ns, |ino| self.is_directory(ino)) else {
+        let Some(after) = after(&before, before_goal.as_ref(), &naming, time_ns, |ino| self.is_directory(ino)) else {
             return Ok(false);
         };
         let change = Change::Name(naming.clone());
@@ -421,7 +421,7 @@ impl<B: Backend> Gate<B> {
 /// What the directories of a change of names are after it. `None`: one has too many directories.
 fn after(
     before: &Attr,
-    goal: &Option<Attr>,
+    goal: Option<&Attr>,
     naming: &Naming,
     time_ns: u64,
     is_directory: impl Fn(u64) -> bool,

@@ -14,10 +14,13 @@
 //! its changes of before wait for none of those who wait for them ([`super::When::Behind`]), and for nothing that
 //! others may have of other inodes.
 //!
+//! Who has told nothing of it for a minute is asked to tell without anybody waiting: so the next one who looks need not
+//! ask. (A change of the session then costs a round trip, and has it back.)
+//!
 //! A restarted server does not know who has what: of every session of before that writes behind it is taken that it has
 //! everything, until that has told.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,6 +35,8 @@ pub(super) struct Exclusive {
     by_ino: HashMap<u64, Owner>,
     /// Who waits until sessions have told of everything.
     parked: Vec<Parked>,
+    /// When it was looked for what is idle.
+    looked_ms: u64,
 }
 
 /// While there is one, nobody gets anything exclusively.
@@ -72,7 +77,22 @@ struct Owner {
     session: u64,
     /// The event that asks for it, and since when.
     asked: Option<(u64, u64)>,
+    /// When a change of it was told last; `None`: since it was looked at the time.
+    told_ms: Option<u64>,
 }
+
+impl Owner {
+    fn new(session: u64) -> Owner {
+        Owner { session, asked: None, told_ms: None }
+    }
+}
+
+/// What was told for so long of nothing is no session's any more.
+const IDLE_MS: u64 = 60_000;
+/// That is looked at so often.
+const IDLE_LOOK_MS: u64 = 5_000;
+/// Of so many a session is asked to tell at a time.
+const IDLE_COUNT_MAX: usize = 512;
 
 struct Parked {
     session: u64,
@@ -150,6 +170,18 @@ impl Leases {
         is_owner || state.mailboxes.get(&session).is_some_and(|mailbox| mailbox.untold.is_some())
     }
 
+    /// Time passes.
+    pub fn tick(&self, now_ms: u64) {
+        let mut state = self.state.lock();
+        state.now_ms = now_ms;
+        state.ask_idle(now_ms);
+    }
+
+    /// Whether anybody has anything exclusively, which may become idle.
+    pub fn has_owners(&self) -> bool {
+        !self.state.lock().exclusive.by_ino.is_empty()
+    }
+
     /// How often a [`Still`] began or ended.
     pub fn stills(&self) -> u64 {
         self.stills.ever.load(Ordering::SeqCst)
@@ -199,7 +231,7 @@ impl Leases {
         let mut state = self.state.lock();
         if session != 0 {
             state.hold(session, ino);
-            state.exclusive.by_ino.insert(ino, Owner { session, asked: None });
+            state.exclusive.by_ino.insert(ino, Owner::new(session));
         }
     }
 
@@ -262,8 +294,12 @@ impl State {
     }
 
     fn grant(&mut self, session: u64, ino: u64) -> bool {
-        if let Some(owner) = self.exclusive.by_ino.get(&ino) {
-            return owner.session == session && owner.asked.is_none();
+        if let Some(owner) = self.exclusive.by_ino.get_mut(&ino) {
+            let is_own = owner.session == session && owner.asked.is_none();
+            if is_own {
+                owner.told_ms = None;
+            }
+            return is_own;
         }
         let may = |mailbox: &Mailbox| mailbox.writes_behind && !mailbox.is_of_before && mailbox.everything.is_none();
         let is_free = self.mailboxes.get(&session).is_some_and(may)
@@ -275,9 +311,36 @@ impl State {
             && self.places.get(&ino).is_none_or(|place| place.under_way.values().all(|other| *other == session))
             && !self.readers.iter().any(|reader| reader.ino == ino);
         if is_free {
-            self.exclusive.by_ino.insert(ino, Owner { session, asked: None });
+            self.exclusive.by_ino.insert(ino, Owner::new(session));
         }
         is_free
+    }
+
+    /// Asks to tell whoever has something exclusively, and has told nothing of it for long.
+    pub(super) fn ask_idle(&mut self, now_ms: u64) {
+        if now_ms.saturating_sub(self.exclusive.looked_ms) < IDLE_LOOK_MS {
+            return;
+        }
+        self.exclusive.looked_ms = now_ms;
+        let mut idle: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        for (ino, owner) in self.exclusive.by_ino.iter_mut().filter(|(_, owner)| owner.asked.is_none()) {
+            let told_ms = *owner.told_ms.get_or_insert(now_ms);
+            if now_ms.saturating_sub(told_ms) >= IDLE_MS {
+                idle.entry(owner.session).or_default().push(*ino);
+            }
+        }
+        for (session, inos) in idle {
+            let Some(mailbox) = self.mailboxes.get_mut(&session) else { continue };
+            // What it was asked before comes first.
+            if mailbox.everything.is_some() || mailbox.is_of_before || !mailbox.owed.is_empty() {
+                continue;
+            }
+            for ino in inos.into_iter().take(IDLE_COUNT_MAX) {
+                let number = mailbox.push(ino, Told::Tell, now_ms);
+                self.exclusive.asked(ino, session, number, now_ms);
+            }
+            mailbox.serve();
+        }
     }
 
     /// The session is gone, and with it what it did not tell.

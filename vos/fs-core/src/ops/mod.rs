@@ -140,7 +140,7 @@ pub(crate) fn looked_at(fs: &Fs, call: &Call) -> Option<(u64, Look)> {
         }
         Request::Getattr(it) => (it.ino, Look::Patient),
         Request::Lseek(api::Lseek { ino, .. }) | Request::Getlk(Getlk { ino, .. }) => (ino, Look::Told),
-        Request::Lookup(it) => (fs.read_entry(it.parent, it.name).ok()??.ino, Look::Hasty),
+        Request::Lookup(it) => (looked_up(fs, it.parent, it.name)?, Look::Hasty),
         _ => return None,
     };
     // Most are looked at by nobody else; then there is nothing to find out.
@@ -148,6 +148,14 @@ pub(crate) fn looked_at(fs: &Fs, call: &Call) -> Option<(u64, Look)> {
         return None;
     }
     Some((ino, if fs.read_inode(ino).ok()?.is_dir() { Look::Told } else { look }))
+}
+
+fn looked_up(fs: &Fs, directory: u64, name: &[u8]) -> Option<u64> {
+    match name {
+        b"." => Some(directory),
+        b".." => Some(fs.read_inode(directory).ok()?.parent),
+        name => Some(fs.read_entry(directory, name).ok()??.ino),
+    }
 }
 
 /// An inode that a change does not touch and whose bytes, size or locks it goes by, or that it opens.
