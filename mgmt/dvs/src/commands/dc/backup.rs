@@ -34,7 +34,9 @@ const BUFFER_BYTES: usize = 1 << 20;
 The container runs meanwhile. All files are of one moment, of a snapshot that is taken for it and removed again: a database \
 is as after a loss of power, which it is made for. The keys are of a moment before. With --live each file is as it was when it was read. \
 With --since it has the files that changed since an earlier backup, whose snapshot is still there: --keep leaves it, and takes away the \
-one that an earlier --keep left. Further disks (dvs disk create) are in it, each of a moment of its own: whoever writes waits for a few milliseconds now and then. Not in it: sockets, devices, what programs hold in memory, /tmp and /run of the nodes, snapshots. It is a tar archive: tar tf shows it. Values \
+one that an earlier --keep left. Further disks (dvs disk create) are in it, each of a moment of its own: whoever \
+writes waits for a few milliseconds now and then. Not in it: sockets, devices, what programs hold in memory, /tmp \
+and /run of the nodes, snapshots. It is a tar archive: tar tf shows it. Values \
 of variables and keys are in it, so keep it as a secret.
 
 Examples:
