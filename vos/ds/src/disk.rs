@@ -194,7 +194,7 @@ impl Shared {
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let blocks = Shared::blocks_of(offset, data.len());
         let into = (offset - blocks.start * BLOCK) as usize;
-        let is_whole = into == 0 && data.len() as u64 % BLOCK == 0;
+        let is_whole = into == 0 && (data.len() as u64).is_multiple_of(BLOCK);
         let mut bytes = if is_whole { vec![0; data.len()] } else { self.fetch(blocks.clone())? };
         bytes.get_mut(into..into + data.len()).ok_or(io::ErrorKind::UnexpectedEof)?.copy_from_slice(data);
         let many = {

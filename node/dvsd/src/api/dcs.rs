@@ -348,9 +348,11 @@ struct Decision {
 pub fn blame_usual_copies(asked: &DcSpec, spec: &DcSpec, full: ErrorBody) -> ErrorBody {
     let asked = placer::disks(asked);
     let are_usual = asked.iter().zip(&spec.disks).any(|(asked, is)| asked.replicas.is_none() && is.is_replicated());
-    if !are_usual {
-        return full;
-    }
+    if are_usual { blame_copies(full) } else { full }
+}
+
+/// Likewise, where they are known to be why.
+pub fn blame_copies(full: ErrorBody) -> ErrorBody {
     let hint = format!("--replicas 1 (one copy, lost with its node), {}", full.hint.clone().unwrap_or_default());
     full.because("each disk has copies on two nodes, as nobody says otherwise").hint(hint)
 }

@@ -11,7 +11,7 @@ use axum::extract::{Path, Query, State};
 use mgmt_api::{Dc, DiskChange, DiskSpec, ErrorBody, ErrorKind, Instance, ServerKind, ServerState};
 use service_core::choose::NodeStanding;
 
-use super::dcs::{Progress, draw_set, wait_until};
+use super::dcs::{Progress, blame_copies, draw_set, wait_until};
 use super::failure::{Failure, conflict, no_such_dc, no_such_disk};
 use super::replicas::ForceQuery;
 use super::servers::follows;
@@ -46,7 +46,12 @@ pub async fn create(State(api): State<Arc<Api>>, Path(dc): Path<String>, body: B
             spec::check(&described, &known_nodes(engine)?)?;
         }
         let usable = usable(context, view, wanted.node.as_ref())?;
-        Ok(disks::create(engine, (&view.record, view.modified), &wanted, &usable, drawn)?)
+        match disks::create(engine, (&view.record, view.modified), &wanted, &usable, drawn)? {
+            DiskAsked::Refused(DiskRefusal::NoRoom(shortage)) if wanted.replicas != asked_for.replicas => {
+                Err(blame_copies(shortage.refusal(&view.record.spec.name)).into())
+            }
+            asked => Ok(asked),
+        }
     })
     .await?;
     match follow(&api, &asked, &name).await {
