@@ -165,10 +165,7 @@ fn check_servers(spec: &DcSpec) -> Result<(), ErrorBody> {
 }
 
 fn check_disks(spec: &DcSpec) -> Result<(), ErrorBody> {
-    let most = DISKS_PER_DC as usize - usize::from(crate::placer::disk_of_store(spec).is_some());
-    if spec.disks.len() > most {
-        return Err(bad(format!("{} disks are too many", spec.disks.len())).hint(format!("at most {most}")));
-    }
+    demand_few_disks(spec, DISKS_PER_DC as usize)?;
     let mut seen = BTreeSet::new();
     for (index, disk) in spec.disks.iter().enumerate() {
         if !valid_name(&disk.name) || !seen.insert(&disk.name) {
@@ -190,18 +187,35 @@ fn check_disks(spec: &DcSpec) -> Result<(), ErrorBody> {
             return Err(bad(what).hint(format!("1 to {}: each on another node of the container", spec.nodes.len())));
         }
     }
-    let copies =
-        spec.disks.iter().filter(|disk| disk.is_replicated()).map(|disk| u32::from(disk.replicas.unwrap_or(1)));
-    let of_store = crate::placer::disk_of_store(spec).and_then(|disk| disk.replicas).map_or(0, u32::from);
-    let copies = copies.sum::<u32>() + of_store;
-    if copies > COPIES_PER_DC {
-        return Err(bad(format!("{copies} copies of disks are too many"))
-            .hint(format!(
-                "all replicas of a container together are at most {COPIES_PER_DC}, with {of_store} of the key-value server's \
-                 disk: replicas = 1 for some"
-            )));
+    demand_few_copies(spec, 0)
+}
+
+/// A container that is made gets one disk more for its key-value server, where its tree has copies. One that is there
+/// has it, or has not.
+pub fn check_with_store(spec: &DcSpec) -> Result<(), ErrorBody> {
+    let Some(of_store) = crate::placer::disk_of_store(spec) else { return Ok(()) };
+    demand_few_disks(spec, DISKS_PER_DC as usize - 1)?;
+    demand_few_copies(spec, of_store.replicas.map_or(0, u32::from))
+}
+
+fn demand_few_disks(spec: &DcSpec, most: usize) -> Result<(), ErrorBody> {
+    if spec.disks.len() > most {
+        return Err(bad(format!("{} disks are too many", spec.disks.len())).hint(format!("at most {most}")));
     }
     Ok(())
+}
+
+/// `of_store`: of the key-value server's disk.
+fn demand_few_copies(spec: &DcSpec, of_store: u32) -> Result<(), ErrorBody> {
+    let replicated = spec.disks.iter().filter(|disk| disk.is_replicated());
+    let copies = replicated.map(|disk| u32::from(disk.replicas.unwrap_or(1))).sum::<u32>() + of_store;
+    if copies <= COPIES_PER_DC {
+        return Ok(());
+    }
+    let store = if of_store > 0 { format!(", with {of_store} of the key-value server's disk") } else { String::new() };
+    Err(bad(format!("{copies} copies of disks are too many")).hint(format!(
+        "all replicas of a container together are at most {COPIES_PER_DC}{store}: replicas = 1 for some"
+    )))
 }
 
 fn check_nbd(spec: &DcSpec) -> Result<(), ErrorBody> {

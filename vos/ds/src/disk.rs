@@ -244,14 +244,14 @@ impl Shared {
             return Err(Errno::NOSPC.into());
         }
         let (old, new) = (head.length.div_ceil(BLOCK), length.div_ceil(BLOCK));
-        if new > old {
-            self.blocks.allocate((old + HEADS) * BLOCK, (new - old) * BLOCK)?;
-        }
-        // A file that was longer once left something here.
+        // A file that was longer once left something here. What is cleared has no space any more.
         let soiled = head.length..length.min(head.written);
         if soiled.start < soiled.end {
             self.clear(soiled)?;
             self.blocks.flush()?;
+        }
+        if new > old {
+            self.blocks.allocate((old + HEADS) * BLOCK, (new - old) * BLOCK)?;
         }
         let next = Head { number: head.number + 1, length, written: head.written.max(length) };
         let (place, bytes) = ((next.number % HEADS) * BLOCK, next.to_block());

@@ -118,12 +118,21 @@ impl Ds {
         let Some(Next { seen, wait_ms }) = Next::decode(request.flags(), request.args(), &[]) else {
             return request.fail(Errno::INVAL);
         };
-        let until = Instant::now() + Duration::from_millis(wait_ms).min(WAIT_MAX);
-        // Who does not wait is told that there is nothing.
-        if wait_ms == 0 && self.holding.0.is_some() {
-            return self.held(request, move |shared, request| shared.watch.lock().next(request, seen, until));
+        match wait_ms {
+            0 => self.next_now(request, seen),
+            _ => {
+                let until = Instant::now() + Duration::from_millis(wait_ms).min(WAIT_MAX);
+                self.shared.watch.lock().next(request, seen, until);
+            }
         }
-        self.shared.watch.lock().next(request, seen, until);
+    }
+
+    /// Who has waited long enough, or not at all, is told also that there is nothing.
+    fn next_now(&self, request: Request, seen: u64) {
+        match self.holding.0 {
+            Some(_) => self.held(request, move |shared, request| shared.watch.lock().now(request, seen)),
+            None => self.shared.watch.lock().now(request, seen),
+        }
     }
 
     fn read(&self, request: Request, work: impl FnOnce(&Store, Request) + Send + 'static) {
@@ -196,7 +205,8 @@ impl Service for Ds {
     }
 
     fn tick(&mut self, now: Instant) {
-        self.shared.watch.lock().expire(now);
+        let overdue = self.shared.watch.lock().overdue(now);
+        overdue.into_iter().for_each(|(request, seen)| self.next_now(request, seen));
     }
 }
 

@@ -130,13 +130,21 @@ impl Watch {
         self.catalog.take_in(order, outcome);
     }
 
-    /// Answers `NEXT` now, or keeps it until there is something or `until` has passed.
+    /// Answers `NEXT` now when there is something, or keeps it until there is or it is overdue.
     pub fn next(&mut self, request: Request, seen: u64, until: Instant) {
         let session = request.session();
         match self.catalog.collect(session, seen, request.in_capacity() as usize) {
             None => request.fail(rustix::io::Errno::INVAL),
-            Some(events) if events.count > 0 || until <= Instant::now() => answer(request, &events),
+            Some(events) if events.count > 0 => answer(request, &events),
             Some(_) => self.waiters.entry(session).or_default().push(Waiter { request, seen, until }),
+        }
+    }
+
+    /// Answers `NEXT` now, also that there is nothing: only who knows that nobody else has changed anything says so.
+    pub fn now(&mut self, request: Request, seen: u64) {
+        match self.catalog.collect(request.session(), seen, request.in_capacity() as usize) {
+            None => request.fail(rustix::io::Errno::INVAL),
+            Some(events) => answer(request, &events),
         }
     }
 
@@ -150,11 +158,16 @@ impl Watch {
         }
     }
 
-    /// Answers everybody whose time is over.
-    pub fn expire(&mut self, now: Instant) {
-        if self.deadline().is_some_and(|first| first <= now) {
-            self.announce();
+    /// Takes out everybody whose time is over: what was asked, and behind which revision.
+    pub fn overdue(&mut self, now: Instant) -> Vec<(Request, u64)> {
+        let mut overdue = Vec::new();
+        for waiting in self.waiters.values_mut() {
+            let (over, waits): (Vec<_>, Vec<_>) = waiting.drain(..).partition(|waiter| waiter.until <= now);
+            *waiting = waits;
+            overdue.extend(over.into_iter().map(|waiter| (waiter.request, waiter.seen)));
         }
+        self.waiters.retain(|_, waiting| !waiting.is_empty());
+        overdue
     }
 
     pub fn deadline(&self) -> Option<Instant> {

@@ -380,6 +380,7 @@ fn decide(engine: &dyn Engine, spec: &DcSpec, desired: Desired) -> Result<Decisi
     // Daemons of the release before know no copies.
     let spec = &if level >= records::FORMAT { placer::with_usual_copies(asked) } else { asked.clone() };
     spec::check(spec, &known)?;
+    spec::check_with_store(spec)?;
     volumes::admit(spec, &spec.nodes, &allowed)?;
     let wishes: BTreeMap<String, NodeWish> = records::by_name(records::NODE_WISHES, &wishes)?;
     if let Some(node) = spec.nodes.iter().find(|node| wishes.get(*node).is_some_and(|wish| wish.cordoned)) {

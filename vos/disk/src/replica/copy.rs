@@ -358,9 +358,10 @@ fn write(volume: &Volume, range: BlockRange, request: &Request) -> Result<(), Er
     if request.op() == api::PUT_ZEROS {
         return volume.discard(offset, bytes);
     }
-    // What nobody ever wrote takes no space where the image is sparse.
-    if request.op() == api::COPY && request.data().iter().all(|byte| *byte == 0) {
-        return volume.discard(offset, bytes);
+    // What nobody ever wrote takes no space where the image is sparse; what was set aside stays so.
+    let is_bare = || volume.data_from(offset).is_none_or(|(first, _)| first >= offset + bytes);
+    if request.op() == api::COPY && is_bare() && request.data().iter().all(|byte| *byte == 0) {
+        return Ok(());
     }
     volume.write(offset, bytes as u32, &Arena(request), Durability::Server)
 }
