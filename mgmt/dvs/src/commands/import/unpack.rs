@@ -44,7 +44,7 @@ use super::extended::{self, Extended};
 use super::pack;
 use beneath::{Beneath, parts};
 use compression::{DecompressError, plain};
-use contents::{Contents, Sparse};
+use contents::{Contents, Piece, Sparse};
 use placing::{Placed, Placer};
 
 /// Files that are made at a time: what hides the round trips of one behind the others.
@@ -411,10 +411,10 @@ impl Unpacker {
         sparse: Option<Sparse>,
         entry: &mut Entry<'_, impl Read>,
     ) -> Result<(), UnpackError> {
-        let has_holes = sparse.is_some() || entry.header().entry_type().is_gnu_sparse();
-        let stored = entry.size();
+        let (stored, is_filled) = (entry.size(), entry.header().entry_type().is_gnu_sparse());
         let contents = match &sparse {
             Some(sparse) => Contents::sparse(entry, stored, sparse),
+            None if is_filled => Ok(Contents::filled(entry, stored)),
             None => Ok(Contents::plain(entry, stored)),
         };
         let mut contents = match contents {
@@ -425,23 +425,20 @@ impl Unpacker {
             }
         };
         self.makers.settle_name(&path);
-        let bytes = contents.bytes;
-        let mut left = bytes;
         let (pieces, data) = sync_channel(PIECES_MAX);
-        // The first piece is there before the thread looks, so that it need not wait for short files.
-        let mut piece = read_piece(&mut contents, &mut left).map_err(UnpackError::Archive)?;
-        let mut work = Some(Work { path, meta, bytes, has_holes, data });
+        let mut work = Some(Work { path, meta, bytes: contents.bytes, has_holes: contents.has_holes(), data });
         loop {
-            let is_last = left == 0;
+            let piece = contents.next(PIECE_BYTES).map_err(UnpackError::Archive)?;
+            let is_last = piece.is_none();
             // Who cannot make the file takes no more pieces; what is left of it is passed over.
-            let is_taken = pieces.send(piece).is_ok();
+            let is_taken = piece.is_none_or(|piece| pieces.send(piece).is_ok());
+            // The first piece is there before the thread looks, so that it need not wait for short files.
             if let Some(work) = work.take() {
                 self.makers.give(work);
             }
             if is_last || !is_taken {
                 return Ok(());
             }
-            piece = read_piece(&mut contents, &mut left).map_err(UnpackError::Archive)?;
         }
     }
 
@@ -467,13 +464,6 @@ fn kind_of(entry: &Entry<'_, impl Read>) -> EntryType {
         EntryType::Regular if entry.path_bytes().ends_with(b"/") => EntryType::Directory,
         kind => kind,
     }
-}
-
-fn read_piece(contents: &mut Contents<'_>, left: &mut u64) -> io::Result<Vec<u8>> {
-    let mut piece = vec![0; (*left).min(PIECE_BYTES as u64) as usize];
-    contents.read_exact(&mut piece)?;
-    *left -= piece.len() as u64;
-    Ok(piece)
 }
 
 /// What the header and PAX records say.
@@ -607,7 +597,7 @@ struct Work {
     meta: Meta,
     bytes: u64,
     has_holes: bool,
-    data: Receiver<Vec<u8>>,
+    data: Receiver<Piece>,
 }
 
 /// The threads that make files.
@@ -714,11 +704,11 @@ fn make_all(shared: &Shared, queue: &Mutex<Receiver<Work>>) {
 fn make_file(shared: &Shared, work: &Work) -> io::Result<()> {
     let (parent, name) = shared.tree.place(&work.path)?;
     let mut first = None;
-    if placing::is_short(name, work.bytes) && work.meta.extended.is_empty() {
-        let content = work.data.recv().unwrap_or_default();
-        match shared.placer.place(&parent, name, &work.meta, &content)? {
-            Placed::Yes => return Ok(()),
-            Placed::No => first = Some(content),
+    if placing::is_short(name, work.bytes) && work.meta.extended.is_empty() && !work.has_holes {
+        first = work.data.recv().ok();
+        let content = first.as_ref().map_or(&[][..], |piece| &piece.data);
+        if shared.placer.place(&parent, name, &work.meta, content)? == Placed::Yes {
+            return Ok(());
         }
     }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -727,21 +717,19 @@ fn make_file(shared: &Shared, work: &Work) -> io::Result<()> {
     write_file(File::from(file), work, first.into_iter().chain(&work.data))
 }
 
-fn write_file(mut file: File, work: &Work, data: impl Iterator<Item = Vec<u8>>) -> io::Result<()> {
-    if work.has_holes {
-        // A length that cannot be is refused before its zeros are counted.
-        file.set_len(work.bytes)?;
-    }
-    let mut offset = 0;
-    for piece in data {
-        if work.has_holes {
-            for run in runs(&piece) {
-                file.write_all_at(piece.get(run.clone()).unwrap_or_default(), offset + run.start as u64)?;
-            }
-        } else {
-            file.write_all(&piece)?;
+fn write_file(mut file: File, work: &Work, data: impl Iterator<Item = Piece>) -> io::Result<()> {
+    if !work.has_holes {
+        for Piece { data, .. } in data {
+            file.write_all(&data)?;
         }
-        offset += piece.len() as u64;
+        return finish(&file, &work.meta);
+    }
+    // What no piece has is there with it. A length that cannot be is refused before anything is written.
+    file.set_len(work.bytes)?;
+    for Piece { offset, data } in data {
+        for run in runs(&data) {
+            file.write_all_at(data.get(run.clone()).unwrap_or_default(), offset + run.start as u64)?;
+        }
     }
     finish(&file, &work.meta)
 }
@@ -1223,10 +1211,14 @@ mod tests {
         let read = |map: &str, bytes: u64, stored: u64| {
             let sparse = Sparse { bytes: Some(bytes), map: Some(map.to_owned()), ..Sparse::default() };
             let mut source = io::repeat(7).take(stored);
-            let mut out = Vec::new();
-            Contents::sparse(&mut source, stored, &sparse)?.read_to_end(&mut out).map(|_| out)
+            let mut contents = Contents::sparse(&mut source, stored, &sparse)?;
+            let mut pieces = Vec::new();
+            while let Some(Piece { offset, data }) = contents.next(PIECE_BYTES)? {
+                pieces.push((offset, data));
+            }
+            io::Result::Ok(pieces)
         };
-        assert_eq!(read("1,2,4,1", 6, 3).unwrap(), [0, 7, 7, 0, 7, 0]);
+        assert_eq!(read("1,2,4,1,6,0", 6, 3).unwrap(), [(1, vec![7, 7]), (4, vec![7])]);
         for (map, bytes, stored) in [
             ("1,2,2,1", 6, 3),
             ("4,1,1,2", 6, 3),
@@ -1238,5 +1230,67 @@ mod tests {
         ] {
             assert!(read(map, bytes, stored).is_err(), "{map}");
         }
+    }
+    /// Offset and content of each part, in the form that we write.
+    fn add_sparse(archive: &mut Builder<Vec<u8>>, name: &str, bytes: u64, parts: &[(u64, &[u8])]) {
+        let bytes = bytes.to_string();
+        let records = [("major", "1"), ("minor", "0"), ("name", name), ("realsize", &bytes)];
+        let records = records.map(|(key, value)| (format!("GNU.sparse.{key}"), value));
+        archive.append_pax_extensions(records.iter().map(|(key, value)| (key.as_str(), value.as_bytes()))).unwrap();
+        let list: Vec<(u64, u64)> = parts.iter().map(|(offset, data)| (*offset, data.len() as u64)).collect();
+        let mut data = super::super::holes::map(&list);
+        parts.iter().for_each(|(_, part)| data.extend_from_slice(part));
+        add(archive, "placeholder", &data);
+    }
+
+    #[test]
+    fn holes_cost_nothing_however_long_they_are() {
+        const BYTES: u64 = (16 << 40) - (1 << 20);
+        let target = tempfile::tempdir().unwrap();
+        let probe = File::create(target.path().join("probe")).unwrap();
+        if let Err(error) = probe.set_len(BYTES) {
+            return eprintln!("SKIPPED: no file of 16 TiB in the directory of temporary files: {error}");
+        }
+        let mut archive = Builder::new(Vec::new());
+        add_sparse(&mut archive, "large", BYTES, &[(3 << 40, b"far"), (BYTES - 4, b"last")]);
+        add_sparse(&mut archive, "empty", BYTES, &[(BYTES, b"")]);
+        let begin = std::time::Instant::now();
+        assert_eq!(unpacked(archive.into_inner().unwrap(), target.path()), 0);
+        assert!(begin.elapsed() < std::time::Duration::from_secs(1), "{:?}", begin.elapsed());
+        let large = File::open(target.path().join("large")).unwrap();
+        let mut read = [0; 5];
+        for (at, expected) in [(3 << 40, b"far\0\0"), (BYTES - 5, b"\0last")] {
+            large.read_exact_at(&mut read, at).unwrap();
+            assert_eq!(&read, expected);
+        }
+        let empty = fs::metadata(target.path().join("empty")).unwrap();
+        assert_eq!((empty.len(), empty.blocks()), (BYTES, 0));
+        assert!(large.metadata().unwrap().blocks() < 64);
+    }
+
+    #[test]
+    fn file_of_as_many_parts_as_are_told_comes_out_as_it_was() {
+        const PARTS: u64 = 1 << 16;
+        const APART: u64 = 8192;
+        let source = tempfile::tempdir().unwrap();
+        let file = File::create(source.path().join("file")).unwrap();
+        for part in 0..PARTS {
+            file.write_all_at(&part.to_le_bytes(), part * APART).unwrap();
+        }
+        if file.metadata().unwrap().blocks() * 512 > PARTS * 5000 {
+            return eprintln!("SKIPPED: no holes of a block in the directory of temporary files");
+        }
+        let bytes = packed(source.path());
+        assert!((bytes.len() as u64) < PARTS * 5000, "its holes are not in it: {}", bytes.len());
+        let target = tempfile::tempdir().unwrap();
+        assert_eq!(unpacked(bytes, target.path()), 0);
+        let made = File::open(target.path().join("file")).unwrap();
+        assert_eq!(made.metadata().unwrap().len(), (PARTS - 1) * APART + 8);
+        let mut read = [0; 8];
+        for part in 0..PARTS {
+            made.read_exact_at(&mut read, part * APART).unwrap();
+            assert_eq!(u64::from_le_bytes(read), part);
+        }
+        assert!(made.metadata().unwrap().blocks() * 512 < PARTS * 5000);
     }
 }
