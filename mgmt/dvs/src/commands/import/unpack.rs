@@ -4,8 +4,8 @@
 //! directory locked: so many files are made at the same time, and short ones in one step ([`placing`]). The reader
 //! takes the archive apart in its order, makes directories and links itself and hands files to threads; a file too long
 //! for one piece goes to its thread piece by piece. What names something that is still being made (a hard link, the
-//! same name a second time) waits for everything. Owners, modes and times of directories come last, because every new
-//! entry changes them.
+//! same name a second time) waits for everything. Owners, modes, times and quotas of directories come last, because
+//! every new entry changes them, or is counted; their attributes, which may be long, at once.
 //!
 //! Nothing leads out of the destination, and nothing is written through a symbolic link ([`beneath`]). What an archive
 //! may not do costs that entry and is told; devices, which a container cannot make, are left out. The process can do no
@@ -17,7 +17,7 @@ mod contents;
 mod placing;
 
 use std::cell::Cell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Permissions};
 use std::io::{self, BufReader, Read, Write};
@@ -60,6 +60,10 @@ const TOLD_MAX: u64 = 8;
 /// Headers, long names and PAX records of one entry, which are in memory: a path has 4,096 bytes, extended attributes
 /// 64 KiB each, and a file of the tree 256 of them.
 const HEADERS_BYTES_MAX: u64 = 24 << 20;
+/// Extended attributes of files that are under way: those of one file in any case, and no more than these of several.
+const ATTRIBUTES_BYTES_MAX: usize = 8 << 20;
+/// Limits of a directory: two numbers with their names.
+const QUOTA_BYTES_MAX: usize = 256;
 /// Names of one directory: a million of the longest.
 const NAMES_BYTES_MAX: u64 = 256 << 20;
 /// Users that a container has; the others become nobody.
@@ -278,10 +282,25 @@ struct Meta {
     replaces: bool,
 }
 
+impl Meta {
+    fn extended_bytes(&self) -> usize {
+        self.extended.iter().map(|it| it.name.len() + it.value.len()).sum()
+    }
+}
+
+/// What a directory gets when all is in it.
+struct Last {
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    mtime: Timespec,
+    quota: Option<Vec<u8>>,
+}
+
 struct Unpacker {
     tree: Arc<Beneath>,
     makers: Makers,
-    directories: Vec<(PathBuf, Meta)>,
+    directories: Vec<(PathBuf, Last)>,
     target: Target,
 }
 
@@ -335,7 +354,17 @@ impl Unpacker {
                 let (parent, name) = self.tree.place(path)?;
                 make_directory(&self.tree, &parent, name, mode)?;
             }
-            self.directories.push((path.to_owned(), meta.clone()));
+            let Meta { mode, uid, gid, mtime, attributes, ref quota, .. } = *meta;
+            let last =
+                Last { mode, uid, gid, mtime, quota: quota.clone().filter(|_| attributes == Attributes::Faithful) };
+            self.directories.push((path.to_owned(), last));
+            if meta.replaces || !meta.extended.is_empty() {
+                let directory = self.tree.existing(path)?;
+                if meta.replaces {
+                    extended::keep_only(&directory, &meta.extended)?;
+                }
+                attribute(&directory, meta)?;
+            }
             return Ok(());
         }
         if matches!(kind, EntryType::Char | EntryType::Block) {
@@ -444,12 +473,12 @@ impl Unpacker {
 
     fn finish_directories(&mut self) {
         // Children first: a parent's time changes no more after its own turn.
-        for (path, meta) in std::mem::take(&mut self.directories).iter().rev() {
+        for (path, last) in std::mem::take(&mut self.directories).iter().rev() {
             let result = match self.tree.existing(path) {
                 // A later entry took its place.
                 Err(Errno::NOTDIR | Errno::LOOP | Errno::NOENT) => Ok(()),
                 Err(error) => Err(error.into()),
-                Ok(directory) => limit(&directory, meta).and_then(|()| finish(&directory, meta)),
+                Ok(directory) => last.carry_out(&directory),
             };
             if let Err(error) = result {
                 self.makers.failed(path, &error);
@@ -485,6 +514,9 @@ fn extras(entry: &mut Entry<'_, impl Read>) -> io::Result<(Meta, Option<Sparse>)
     }
     let quota = |it: &Extended| it.name == extended::QUOTA_NAME.as_bytes();
     let limits = extended.iter().find(|it| quota(it)).map(|it| it.value.clone());
+    if limits.as_ref().is_some_and(|limits| limits.len() > QUOTA_BYTES_MAX) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "its limits make no sense"));
+    }
     extended.retain(|it: &Extended| !it.name.starts_with(b"dvs."));
     let header = entry.header();
     let seconds = i64::try_from(header.mtime()?).unwrap_or(i64::MAX);
@@ -510,8 +542,8 @@ fn parse_time(text: &str) -> Option<Timespec> {
     Some(Timespec { tv_sec: i64::try_from(seconds).ok()?, tv_nsec: digits.parse::<u32>().ok()?.into() })
 }
 
-fn times(meta: &Meta) -> Timestamps {
-    Timestamps { last_access: meta.mtime, last_modification: meta.mtime }
+fn times(mtime: Timespec) -> Timestamps {
+    Timestamps { last_access: mtime, last_modification: mtime }
 }
 
 /// As tar does: what is there makes way, except that a directory stays a directory.
@@ -550,45 +582,53 @@ fn dress(parent: &File, name: &OsStr, kind: FileType, meta: &Meta) -> io::Result
         let (uid, gid) = (rustix::fs::Uid::from_raw(meta.uid), rustix::fs::Gid::from_raw(meta.gid));
         rustix::fs::chownat(&made, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)?;
     }
-    Ok(utimensat(&made, "", &times(meta), AtFlags::EMPTY_PATH)?)
+    Ok(utimensat(&made, "", &times(meta.mtime), AtFlags::EMPTY_PATH)?)
 }
 
-/// Owner, mode and times of a file or directory. A change of owner takes set-user-id away, so the mode comes after it.
-fn finish(made: &File, meta: &Meta) -> io::Result<()> {
+/// Owner and mode of a file or directory. A change of owner takes set-user-id away, so the mode comes after it.
+fn own(made: &File, (uid, gid): (u32, u32), mode: u32) -> io::Result<()> {
     let now = made.metadata()?;
-    let owner_changes = (now.uid(), now.gid()) != (meta.uid, meta.gid);
+    let owner_changes = (now.uid(), now.gid()) != (uid, gid);
     if owner_changes {
-        fchown(made, Some(meta.uid), Some(meta.gid))?;
+        fchown(made, Some(uid), Some(gid))?;
     }
-    if owner_changes || now.mode() & 0o7777 != meta.mode & 0o7777 {
-        made.set_permissions(Permissions::from_mode(meta.mode & 0o7777))?;
+    if owner_changes || now.mode() & 0o7777 != mode & 0o7777 {
+        made.set_permissions(Permissions::from_mode(mode & 0o7777))?;
     }
-    // A change of owner takes capabilities away, too.
+    Ok(())
+}
+
+/// What a file has besides its data. A change of owner takes capabilities away, so attributes come after it.
+fn finish(made: &File, meta: &Meta) -> io::Result<()> {
+    own(made, (meta.uid, meta.gid), meta.mode)?;
+    attribute(made, meta)?;
+    Ok(futimens(made.as_fd(), &times(meta.mtime))?)
+}
+
+fn attribute(made: &File, meta: &Meta) -> io::Result<()> {
     for it in &meta.extended {
         match extended::write(made, it) {
             Err(error) if !is_excused(&error, meta) => return Err(error),
             _ => {}
         }
     }
-    Ok(futimens(made.as_fd(), &times(meta))?)
+    Ok(())
+}
+
+impl Last {
+    fn carry_out(&self, directory: &File) -> io::Result<()> {
+        if let Some(value) = self.quota.clone() {
+            extended::write(directory, &Extended { name: extended::QUOTA_NAME.into(), value })?;
+        }
+        own(directory, (self.uid, self.gid), self.mode)?;
+        Ok(futimens(directory.as_fd(), &times(self.mtime))?)
+    }
 }
 
 /// Whoever copies files to where such attributes are not kept, or not given to them, wants the files.
 fn is_excused(error: &io::Error, meta: &Meta) -> bool {
     let is_refused = matches!(error.kind(), io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied);
     is_refused && meta.attributes == Attributes::AsFarAsPossible
-}
-
-/// Attributes and limits of a directory that was there before, and its new limits, when all is in it.
-fn limit(directory: &File, meta: &Meta) -> io::Result<()> {
-    if meta.attributes != Attributes::Faithful {
-        return Ok(());
-    }
-    if meta.replaces {
-        extended::keep_only(directory, &meta.extended)?;
-    }
-    let Some(value) = meta.quota.clone() else { return Ok(()) };
-    extended::write(directory, &Extended { name: extended::QUOTA_NAME.into(), value })
 }
 
 /// A file to be made, and where its data comes from.
@@ -616,7 +656,8 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    under_way: HashSet<PathBuf>,
+    /// With the bytes of their attributes.
+    under_way: HashMap<PathBuf, usize>,
     failures: u64,
 }
 
@@ -634,8 +675,15 @@ impl Makers {
         Ok(Makers { queue: Some(queue), shared, threads })
     }
 
+    /// Waits while there are too many attributes in memory.
     fn give(&self, work: Work) {
-        self.shared.state.lock().under_way.insert(work.path.clone());
+        let bytes = work.meta.extended_bytes();
+        let mut state = self.shared.state.lock();
+        while !state.has_room(bytes) {
+            self.shared.idle.wait(&mut state);
+        }
+        state.under_way.insert(work.path.clone(), bytes);
+        drop(state);
         // Fails only when no thread is left, and they stay as long as we do.
         if let Some(Err(refused)) = self.queue.as_ref().map(|queue| queue.send(work)) {
             self.shared.done(&refused.0.path, Err(io::ErrorKind::BrokenPipe.into()));
@@ -653,7 +701,7 @@ impl Makers {
     /// Waits, if this name is under way, or something below it.
     fn settle_name(&self, path: &Path) {
         let mut state = self.shared.state.lock();
-        while state.under_way.iter().any(|busy| busy.starts_with(path)) {
+        while state.under_way.keys().any(|busy| busy.starts_with(path)) {
             self.shared.idle.wait(&mut state);
         }
     }
@@ -684,6 +732,11 @@ impl Shared {
 }
 
 impl State {
+    fn has_room(&self, bytes: usize) -> bool {
+        let taken: usize = self.under_way.values().sum();
+        bytes == 0 || taken == 0 || taken + bytes <= ATTRIBUTES_BYTES_MAX
+    }
+
     fn failed(&mut self, path: &Path, error: &io::Error) {
         self.failures += 1;
         if self.failures <= TOLD_MAX {
@@ -697,7 +750,10 @@ fn make_all(shared: &Shared, queue: &Mutex<Receiver<Work>>) {
         let next = queue.lock().recv();
         let Ok(work) = next else { return };
         let result = make_file(shared, &work);
-        shared.done(&work.path, result);
+        let path = work.path;
+        // The attributes are gone when they are counted no more.
+        drop(work.meta);
+        shared.done(&path, result);
     }
 }
 
@@ -1292,5 +1348,55 @@ mod tests {
             assert_eq!(u64::from_le_bytes(read), part);
         }
         assert!(made.metadata().unwrap().blocks() * 512 < PARTS * 5000);
+    }
+    #[test]
+    fn attributes_of_many_directories_and_files_come_out_as_they_were() {
+        let source = tempfile::tempdir().unwrap();
+        let value = |at: u16| at.to_le_bytes().repeat(1000);
+        for at in 0..300_u16 {
+            let directory = source.path().join(format!("d{at}"));
+            fs::create_dir(&directory).unwrap();
+            fs::write(directory.join("file"), "x").unwrap();
+            for path in [&directory, &directory.join("file")] {
+                let it = Extended { name: b"user.note".to_vec(), value: value(at) };
+                if let Err(error) = extended::write(&File::open(path).unwrap(), &it) {
+                    return eprintln!("SKIPPED: no attributes in the directory of temporary files: {error}");
+                }
+            }
+            let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000 + u64::from(at));
+            File::open(&directory).unwrap().set_modified(time).unwrap();
+        }
+        let target = tempfile::tempdir().unwrap();
+        assert_eq!(unpacked(packed(source.path()), target.path()), 0);
+        for at in 0..300_u16 {
+            let directory = target.path().join(format!("d{at}"));
+            let time = fs::metadata(&directory).unwrap().mtime();
+            assert_eq!(time, 1_000_000_000 + i64::from(at));
+            for path in [&directory, &directory.join("file")] {
+                let found = extended::read(path, extended::Kept::OfAnother).unwrap();
+                assert_eq!((found.len(), &found[0].value), (1, &value(at)));
+            }
+        }
+    }
+
+    #[test]
+    fn attributes_under_way_have_a_bound() {
+        let mut state = State::default();
+        assert!(state.has_room(3 * ATTRIBUTES_BYTES_MAX), "one file has what it has");
+        state.under_way.insert("plain".into(), 0);
+        state.under_way.insert("a".into(), ATTRIBUTES_BYTES_MAX - 1);
+        assert_eq!([0, 1, 2].map(|bytes| state.has_room(bytes)), [true, true, false]);
+        state.under_way.remove(Path::new("a"));
+        assert!(state.has_room(3 * ATTRIBUTES_BYTES_MAX));
+    }
+
+    #[test]
+    fn limits_of_a_directory_that_make_no_sense_are_refused() {
+        let mut archive = Builder::new(Vec::new());
+        let long = vec![b'9'; QUOTA_BYTES_MAX + 1];
+        archive.append_pax_extensions([("SCHILY.xattr.dvs.quota", long.as_slice())]).unwrap();
+        archive.append_data(&mut header(EntryType::Directory, 0), "d", io::empty()).unwrap();
+        let target = tempfile::tempdir().unwrap();
+        assert_eq!(unpacked(archive.into_inner().unwrap(), target.path()), 1);
     }
 }
