@@ -295,7 +295,7 @@ mod tests {
         let bytes = 2 * MIB + 4096;
         for (offset, length, expected) in [
             (0, MIB, 0..1),
-            (4096, 2 * MIB, 1..2),
+            (4096, 2 * MIB - 4096, 1..2),
             (0, bytes, 0..3),
             (2 * MIB, 4096, 2..3),
             (0, bytes + 1, 0..0),
