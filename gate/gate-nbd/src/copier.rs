@@ -39,6 +39,12 @@ const EXTENTS_AT_A_TIME: usize = 8;
 /// How long the disk is asked who waits; as long it may take to notice that all is read.
 const LISTEN: Duration = Duration::from_millis(200);
 const INPUT_BYTES: usize = 256 << 10;
+/// Extents that may lie on the node until the client takes them: 4 GiB.
+const SPILLED_MAX: u64 = 4096;
+/// Of the node's file system this is left to others.
+const RESERVE_BYTES: u64 = 1 << 30;
+/// Extents between two looks at what is free.
+const LOOK_AFTER: u64 = 64;
 
 /// Runs a copier to its end. How it went the client hears.
 pub fn main_from_spawn() -> ExitCode {
@@ -77,7 +83,7 @@ fn run() -> Result<(), Problem> {
     let session = BlockingSession::open(Box::new(connect), SIZE, Identity { epochs, ..Identity::default() })?;
     let disk = DiskClient::new(session);
     spawn.ready();
-    restrict_system_calls(&[libc::SYS_pread64, libc::SYS_pwrite64])?;
+    restrict_system_calls(&[libc::SYS_pread64, libc::SYS_pwrite64, libc::SYS_fstatfs])?;
     let done = match fills {
         true => fill(&disk, io::Cursor::new(early).chain(client.socket.try_clone()?)),
         false => read(&disk, &mut client, spill.ok_or(SpawnError::Missing("spill"))?),
@@ -115,6 +121,11 @@ enum CopyError {
     Moment,
     #[error("what was read ahead cannot be kept on the node")]
     Spill(#[source] io::Error),
+    #[error(
+        "the disk could not be kept as it was: {extents} MiB were written before who reads it had them, and the node has \
+         no room for more; again, when less is written or to somewhere that takes it faster"
+    )]
+    Full { extents: u64 },
     #[error("the disk cannot be written: {0}")]
     Write(Errno),
     #[error("what came is no content of this disk: {0}")]
@@ -183,9 +194,39 @@ struct Extents {
     bytes: u64,
     /// Being read, or read.
     taken: Mutex<HashSet<u64>>,
-    /// Read before their turn: number, and where in the file.
-    spilled: Mutex<VecDeque<(u64, u64)>>,
+    spilled: Mutex<Spilled>,
     spill: File,
+}
+
+/// Extents that were read before their turn, and their places in the file.
+#[derive(Default)]
+struct Spilled {
+    /// Number and place.
+    waiting: VecDeque<(u64, u64)>,
+    /// Places whose extents were taken.
+    free: Vec<u64>,
+    /// Places that the file has.
+    places: u64,
+}
+
+impl Spilled {
+    /// Where one more goes. `has_room`: on the file system.
+    fn place(&mut self, has_room: impl Fn() -> io::Result<bool>) -> Result<u64, CopyError> {
+        if let Some(place) = self.free.pop() {
+            return Ok(place);
+        }
+        let is_looked_at = self.places.is_multiple_of(LOOK_AFTER);
+        if self.places == SPILLED_MAX || is_looked_at && !has_room().map_err(CopyError::Spill)? {
+            return Err(CopyError::Full { extents: self.places });
+        }
+        self.places += 1;
+        Ok(self.places - 1)
+    }
+}
+
+fn has_room(spill: &File) -> io::Result<bool> {
+    let host = rustix::fs::fstatvfs(spill)?;
+    Ok(host.f_bavail.saturating_mul(host.f_frsize) >= RESERVE_BYTES)
 }
 
 impl Extents {
@@ -215,7 +256,6 @@ impl Extents {
 
     /// Those that somebody waits for, until all are read.
     fn read_wanted(&self, disk: &DiskClient, is_over: &AtomicBool) -> Result<(), CopyError> {
-        let mut end = 0;
         let mut data = vec![0; EXTENT_BYTES as usize];
         while !is_over.load(Ordering::Acquire) {
             for extent in disk.wanted(LISTEN).map_err(CopyError::of_read)? {
@@ -223,11 +263,11 @@ impl Extents {
                 if length == 0 || !self.taken.lock().insert(extent) {
                     continue;
                 }
-                let place = data.get_mut(..length).unwrap_or_default();
-                disk.read_into(extent * EXTENT_BYTES, place).map_err(CopyError::of_read)?;
-                self.spill.write_all_at(place, end).map_err(CopyError::Spill)?;
-                self.spilled.lock().push_back((extent, end));
-                end += length as u64;
+                let place = self.spilled.lock().place(|| has_room(&self.spill))?;
+                let data = data.get_mut(..length).unwrap_or_default();
+                disk.read_into(extent * EXTENT_BYTES, data).map_err(CopyError::of_read)?;
+                self.spill.write_all_at(data, place * EXTENT_BYTES).map_err(CopyError::Spill)?;
+                self.spilled.lock().waiting.push_back((extent, place));
             }
         }
         Ok(())
@@ -235,10 +275,11 @@ impl Extents {
 
     fn put_spilled(&self, client: &mut Client) -> Result<(), CopyError> {
         loop {
-            let next = self.spilled.lock().pop_front();
-            let Some((extent, at)) = next else { return Ok(()) };
+            let next = self.spilled.lock().waiting.pop_front();
+            let Some((extent, place)) = next else { return Ok(()) };
             let mut data = vec![0; self.length(extent)];
-            self.spill.read_exact_at(&mut data, at).map_err(CopyError::Spill)?;
+            self.spill.read_exact_at(&mut data, place * EXTENT_BYTES).map_err(CopyError::Spill)?;
+            self.spilled.lock().free.push(place);
             tell(client, extent * EXTENT_BYTES, &data)?;
         }
     }
@@ -284,5 +325,24 @@ fn put(disk: &DiskClient, has: u64, item: Item<'_>) -> Result<(), CopyError> {
         Item::Piece { offset, data } => disk.write(offset, data, Durability::Server).map_err(CopyError::Write),
         Item::Zeros { offset, bytes } => disk.discard(offset, bytes).map_err(CopyError::Write),
         Item::Head { .. } | Item::End => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_used_again_and_have_a_bound() {
+        let (plenty, none) = (|| Ok(true), || Ok(false));
+        let mut spilled = Spilled::default();
+        assert_eq!([spilled.place(plenty).unwrap(), spilled.place(plenty).unwrap()], [0, 1]);
+        spilled.free.push(0);
+        assert_eq!(spilled.place(none).unwrap(), 0, "it takes no more of the node");
+        while spilled.places < SPILLED_MAX {
+            spilled.place(plenty).unwrap();
+        }
+        assert!(matches!(spilled.place(plenty), Err(CopyError::Full { extents: SPILLED_MAX })));
+        assert!(matches!(Spilled::default().place(none), Err(CopyError::Full { extents: 0 })));
     }
 }

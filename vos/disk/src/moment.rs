@@ -12,6 +12,7 @@
 //! nobody waits for longer than [`PATIENCE`]: then the moment is lost, and all go on.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -146,7 +147,11 @@ impl Moments {
         if self.moment.as_ref().is_some_and(|moment| moment.reader != request.client()) {
             return request.fail(Errno::BUSY);
         }
-        self.moment = Some(Moment {
+        if let Some(Moment { begins, listener, .. }) = self.moment.take() {
+            begins.into_iter().for_each(|earlier| earlier.fail(Errno::CANCELED));
+            listener.into_iter().for_each(|(earlier, _)| earlier.reply([0; 4], 0));
+        }
+        let mut moment = Moment {
             reader: request.client(),
             bytes,
             unread: Arc::new(Mutex::new(Unread::all(bytes.div_ceil(EXTENT_BYTES)))),
@@ -155,7 +160,12 @@ impl Moments {
             listener: None,
             begins: Some(request),
             is_lost: false,
-        });
+        };
+        // They wait for this one.
+        for one in &self.waiting {
+            moment.wants(one.range);
+        }
+        self.moment = Some(moment);
     }
 
     /// The reader asks which extents somebody waits for.
@@ -245,11 +255,9 @@ impl Moment {
         true
     }
 
-    /// Only what is read as a whole is read.
     fn reading(&self, offset: u64, bytes: u64) -> Reading {
-        let end = offset.saturating_add(bytes);
-        let whole = if end >= self.bytes { end.div_ceil(EXTENT_BYTES) } else { end / EXTENT_BYTES };
-        Reading { unread: Arc::clone(&self.unread), first: offset.div_ceil(EXTENT_BYTES), end: whole }
+        let Range { start: first, end } = whole_extents(offset, bytes, self.bytes);
+        Reading { unread: Arc::clone(&self.unread), first, end }
     }
 
     fn tell(&mut self, now: Instant) {
@@ -267,9 +275,36 @@ impl Moment {
     }
 }
 
+/// Only what is read as a whole is read; of a disk of so many bytes. What does not lie on it is refused later.
+fn whole_extents(offset: u64, bytes: u64, disk_bytes: u64) -> Range<u64> {
+    let first = offset.div_ceil(EXTENT_BYTES);
+    match offset.checked_add(bytes) {
+        Some(end) if end == disk_bytes => first..end.div_ceil(EXTENT_BYTES),
+        Some(end) if end < disk_bytes => first..end / EXTENT_BYTES,
+        _ => first..first,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_whole_extents_that_are_on_the_disk_are_read() {
+        const MIB: u64 = EXTENT_BYTES;
+        let bytes = 2 * MIB + 4096;
+        for (offset, length, expected) in [
+            (0, MIB, 0..1),
+            (4096, 2 * MIB - 4096, 1..2),
+            (0, bytes, 0..3),
+            (2 * MIB, 4096, 2..3),
+            (0, bytes + 1, 0..0),
+            (0, u64::MAX, 0..0),
+            (MIB, u64::MAX, 1..1),
+        ] {
+            assert_eq!(whole_extents(offset, length, bytes), expected, "{offset} {length}");
+        }
+    }
 
     #[test]
     fn extents_are_unread_until_all_of_them_were_read() {

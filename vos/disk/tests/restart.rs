@@ -40,6 +40,7 @@ fn main() -> std::process::ExitCode {
                 server_that_was_left_behind_ends_and_clients_go_on_at_its_successor,
             ),
             ("disk_is_read_as_it_was_while_others_write", disk_is_read_as_it_was_while_others_write),
+            ("moment_begins_again_over_the_same_ring", moment_begins_again_over_the_same_ring),
             ("reader_that_is_too_slow_loses_the_moment", reader_that_is_too_slow_loses_the_moment),
             ("large_transfers_are_split_and_come_back_whole", large_transfers_are_split_and_come_back_whole),
         ],
@@ -173,6 +174,24 @@ fn disk_is_read_as_it_was_while_others_write() {
         assert!(errno == Errno::BUSY && begun.elapsed() < Duration::from_secs(30), "{errno}");
         std::thread::yield_now();
     }
+}
+
+/// Who freezes over the same ring again hears of those that wait, and what it asks beyond the disk costs nothing.
+fn moment_begins_again_over_the_same_ring() {
+    let (world, image) = (World::new(), Image::new());
+    let _server = start(&world, &image);
+    let client = || DiskClient::new(world.blocking(Endpoint::DISK, SIZE));
+    let (reader, writer) = (client(), client());
+    reader.freeze().expect("nobody else reads so");
+    assert!(reader.read(1 << 60, 1 << 20).is_err());
+    std::thread::scope(|scope| {
+        let later = scope.spawn(|| writer.write(0, &block(0, 2), Durability::Server).expect("it goes on"));
+        assert_eq!(reader.wanted(Duration::from_secs(10)), Ok(vec![0]));
+        reader.freeze().expect("its own moment");
+        assert_eq!(reader.wanted(Duration::from_secs(10)), Ok(vec![0]));
+        reader.read(0, 1 << 20).expect("read");
+        later.join().expect("it goes on");
+    });
 }
 
 fn reader_that_is_too_slow_loses_the_moment() {

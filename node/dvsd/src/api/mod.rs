@@ -80,13 +80,12 @@ pub struct Api {
     pub failures: gate::Failures,
     /// Each signs a certificate.
     pub joins: Arc<Semaphore>,
-    pub copying: contents::Copying,
 }
 
 impl Api {
     pub fn new(context: Arc<Context>, remote: Remote) -> Api {
         let joins = Arc::new(Semaphore::new(JOINS_AT_A_TIME));
-        Api { context, remote, failures: Default::default(), joins, copying: Default::default() }
+        Api { context, remote, failures: Default::default(), joins }
     }
 }
 

@@ -86,9 +86,20 @@ pub struct Contents {
     pub made_s: u64,
     #[serde(flatten)]
     pub end: End,
+    /// Disks of which what was written meanwhile may be there in part.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub blurred_disks: Vec<String>,
 }
 
 impl Contents {
+    /// What is less than it seems, a line each.
+    pub fn blurred(&self) -> Vec<String> {
+        let line = |disk: &String| {
+            format!("disk '{disk}' is of no one moment: what was written while it was read may be there in part")
+        };
+        self.blurred_disks.iter().map(line).collect()
+    }
+
     /// For a person.
     pub fn amount(&self) -> String {
         let End { entries, keys, disks, bytes, .. } = &self.end;
@@ -123,11 +134,13 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         }
         let contents = copy(&daemon, options, io::stdout().lock())?.settle();
         say(&format!("container '{}': {}", options.dc, contents.amount()));
+        contents.blurred().iter().for_each(|line| say(line));
         return Ok(0.into());
     }
     // What the earlier backup left goes when this one has its name.
     let contents = kept::whole(&options.file, options.force, |file| copy(&daemon, options, file))?.settle();
     say(&format!("container '{}' is in {}: {}", options.dc, options.file.display(), contents.amount()));
+    contents.blurred().iter().for_each(|line| say(line));
     done(global.output, &contents)
 }
 
@@ -190,8 +203,9 @@ fn copy<'a>(daemon: &'a Client, options: &'a Options, out: impl Write) -> Result
     let send =
         |writer| block_on(until_interrupted(receive_tree(daemon, options, (&point.path, since.as_ref()), writer)));
     passed(dc, || failed(options), send, |reader| maker.tree(reader), &unwritten)?;
+    let blurred_disks = std::mem::take(&mut maker.blurred_disks);
     let end = maker.finish().map_err(unwritten)?;
-    let contents = Contents { file: file.clone(), dc: dc.clone(), made_s: head.made_s, end };
+    let contents = Contents { file: file.clone(), dc: dc.clone(), made_s: head.made_s, end, blurred_disks };
     Ok(Copied { contents, point, since })
 }
 

@@ -57,11 +57,14 @@ pub struct Options {
     /// Size of the disk for its file tree [default: the one that it had].
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     disk: Option<u64>,
+    /// Copies of each disk, on as many nodes [default: as many as it had].
+    #[arg(long, value_name = "N")]
+    replicas: Option<u8>,
     /// Publish none of its ports.
     #[arg(long)]
     no_ports: bool,
     /// Read it, and make nothing.
-    #[arg(long, conflicts_with_all = ["name", "nodes", "disk", "no_ports"])]
+    #[arg(long, conflicts_with_all = ["name", "nodes", "disk", "replicas", "no_ports"])]
     check: bool,
 }
 
@@ -78,6 +81,7 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         for contents in &all {
             let of = mgmt_api::utc(contents.made_s);
             say(&format!("it is whole: container '{}' of {of}, {}", contents.dc, contents.amount()));
+            contents.blurred().iter().for_each(|line| say(line));
         }
         return match all.as_slice() {
             [only] => done(global.output, only),
@@ -88,22 +92,18 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
     // Who is asked comes before what is read: it may be long.
     let known: Vec<String> = block_on(daemon.dcs())??.into_iter().map(|dc| dc.spec.name).collect();
     if !is_stream {
-        let readers = options.files.iter().map(|file| Ok((file.as_path(), begin(file)?)));
-        let readers = readers.collect::<Result<Vec<_>, Failure>>()?;
-        demand_chain(readers.iter().map(|(file, reader)| (*file, &reader.head)))?;
+        let readers = begin_all(options, Keys::None)?;
         readers.last().map_or(Ok(()), |(_, last)| demand_other(&known, &wanted(&last.head.dc, options)))?;
         drop(readers);
         check(options)?;
     }
-    let readers = options.files.iter().map(|file| Ok((file.clone(), begin(file)?)));
-    let readers = readers.collect::<Result<Vec<Part>, Failure>>()?;
-    demand_chain(readers.iter().map(|(file, reader)| (file.as_path(), &reader.head)))?;
+    let readers = begin_all(options, Keys::OfTheLast)?;
     let Some((file, last)) = readers.last() else { return Ok(0.into()) };
     let (file, spec, made_s) = (file.clone(), wanted(&last.head.dc, options), last.head.made_s);
     demand_other(&known, &spec)?;
     let dc = spec.name.clone();
     let is_made = Cell::new(false);
-    let end = block_on(async {
+    let (end, blurred_disks) = block_on(async {
         let made = tokio::select! {
             made = make(&daemon, &spec, readers, &is_made) => made,
             interrupted = interruption("the same again; nothing of it is left") => Err(interrupted),
@@ -116,25 +116,48 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         }
         made
     })??;
-    let contents = Contents { file, dc, made_s, end };
+    let contents = Contents { file, dc, made_s, end, blurred_disks };
     let of = mgmt_api::utc(made_s);
     say(&format!("container '{}' is as it was at {of}: {}", contents.dc, contents.amount()));
+    contents.blurred().iter().for_each(|line| say(line));
     done(global.output, &contents)
 }
 
 /// Reads all of them, to their ends.
 fn check(options: &Options) -> Result<Vec<Contents>, Failure> {
-    let heads = options.files.iter().map(|file| Ok((file.as_path(), begin(file)?)));
-    let readers = heads.collect::<Result<Vec<_>, Failure>>()?;
-    demand_chain(readers.iter().map(|(file, reader)| (*file, &reader.head)))?;
+    let readers = begin_all(options, Keys::None)?;
     let mut sums = AllSums::new();
-    let read = |(file, mut reader): (&Path, Reader<_>)| {
+    let read = |(file, mut reader): Part| {
         let (dc, made_s) = (reader.head.dc.name.clone(), reader.head.made_s);
-        sums = reader.disks(Some(&sums), |_| Ok(())).map_err(|error| unusable(file, &error))?;
-        let end = reader.tree(|_| Ok(())).map_err(|error| unusable(file, &error))?;
-        Ok(Contents { file: file.to_owned(), dc, made_s, end })
+        sums = reader.disks(Some(&sums), |_| Ok(())).map_err(|error| unusable(&file, &error))?;
+        let blurred_disks = std::mem::take(&mut reader.blurred_disks);
+        let end = reader.tree(|_| Ok(())).map_err(|error| unusable(&file, &error))?;
+        Ok(Contents { file, dc, made_s, end, blurred_disks })
     };
     readers.into_iter().map(read).collect()
+}
+
+/// Whose keys stay in memory: there may be many.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keys {
+    None,
+    OfTheLast,
+}
+
+/// All of them, in their order.
+fn begin_all(options: &Options, keys: Keys) -> Result<Vec<Part>, Failure> {
+    let mut parts: Vec<Part> = Vec::new();
+    for file in &options.files {
+        if let Some((_, before)) = parts.last_mut() {
+            before.keys = Vec::new();
+        }
+        parts.push((file.clone(), begin(file)?));
+    }
+    if let Some((_, last)) = parts.last_mut().filter(|_| keys == Keys::None) {
+        last.keys = Vec::new();
+    }
+    demand_chain(parts.iter().map(|(file, reader)| (file.as_path(), &reader.head)))?;
+    Ok(parts)
 }
 
 /// Each begins where the one before it ended, and the first one with nothing.
@@ -192,6 +215,12 @@ fn wanted(dc: &DcSpec, options: &Options) -> DcSpec {
     let mut spec = dc.clone();
     spec.name = options.name.clone().unwrap_or(spec.name);
     place_disk(&mut spec.disks, options.disk, None, None, None);
+    if spec.nodes.len() > 1 {
+        // What is usual now is not what it had.
+        let of_the_tree = spec.disks.first().and_then(|disk| disk.replicas);
+        place_disk(&mut spec.disks, None, None, None, of_the_tree.or(Some(1)));
+        spec.disks.iter_mut().for_each(|disk| disk.replicas = disk.replicas.or(Some(1)));
+    }
     if options.no_ports {
         spec.ports.clear();
         spec.nbd = None;
@@ -206,12 +235,21 @@ fn wanted(dc: &DcSpec, options: &Options) -> DcSpec {
         let most = u8::try_from(spec.nodes.len()).unwrap_or(u8::MAX);
         spec.disks.iter_mut().for_each(|disk| disk.replicas = disk.replicas.map(|copies| copies.min(most)));
     }
+    if options.replicas.is_some() {
+        place_disk(&mut spec.disks, None, None, None, options.replicas);
+        spec.disks.iter_mut().for_each(|disk| disk.replicas = options.replicas);
+    }
     spec
 }
 
 type Part = (PathBuf, Reader<BufReader<Source>>);
 
-async fn make(daemon: &Client, spec: &DcSpec, parts: Vec<Part>, is_made: &Cell<bool>) -> Result<End, Failure> {
+async fn make(
+    daemon: &Client,
+    spec: &DcSpec,
+    parts: Vec<Part>,
+    is_made: &Cell<bool>,
+) -> Result<(End, Vec<String>), Failure> {
     let dc = &spec.name;
     apply::demand_possible(daemon, spec).await?;
     // Nobody else writes to its disks until they are as they were.
@@ -221,7 +259,7 @@ async fn make(daemon: &Client, spec: &DcSpec, parts: Vec<Part>, is_made: &Cell<b
     view::usual_copies(&bare.disks, &made).iter().for_each(|line| say(line));
     daemon.start_dc(dc).await?;
     let mut keys = Vec::new();
-    let mut all: Option<End> = None;
+    let (mut all, mut blurred): (Option<End>, Vec<String>) = (None, Vec::new());
     let (disks, mut sums) = (wanted_disks(spec, &parts), AllSums::new());
     for (index, (file, mut reader)) in parts.into_iter().enumerate() {
         keys = std::mem::take(&mut reader.keys);
@@ -229,13 +267,14 @@ async fn make(daemon: &Client, spec: &DcSpec, parts: Vec<Part>, is_made: &Cell<b
         let wanted =
             wanted.map(|(name, (from, bytes))| (name.clone(), DiskWanted { bytes: *bytes, is_empty: *from == index }));
         let end;
-        (end, sums) = fill(daemon, dc, (reader, sums), &file, wanted.collect()).await?;
+        (end, sums, blurred) = fill(daemon, dc, (reader, sums), &file, wanted.collect()).await?;
         let before = all.map_or((0, 0), |before| (before.entries, before.bytes));
         all = Some(End { entries: before.0 + end.entries, bytes: before.1 + end.bytes, ..end });
     }
     whole::write(daemon, dc, keys).await?;
     apply::bring_about(daemon, spec).await?;
-    all.ok_or_else(|| Failure::usage("no backup was named").hint("dvs dc restore FILE"))
+    let end = all.ok_or_else(|| Failure::usage("no backup was named").hint("dvs dc restore FILE"))?;
+    Ok((end, blurred))
 }
 
 fn demand_other(known: &[String], spec: &DcSpec) -> Result<(), Failure> {
@@ -263,14 +302,15 @@ enum OfDisk {
     End,
 }
 
-/// Disks and files, and whether they were all of them; and the sums of the disks. `earlier`: of the backup before.
+/// Disks and files, and whether they were all of them; the sums of the disks, and which are of no moment. `earlier`: of
+/// the backup before.
 async fn fill(
     daemon: &Client,
     dc: &str,
     (mut reader, earlier): (Reader<BufReader<Source>>, AllSums),
     file: &Path,
     wanted: BTreeMap<String, DiskWanted>,
-) -> Result<(End, AllSums), Failure> {
+) -> Result<(End, AllSums, Vec<String>), Failure> {
     let (progress, is_whole) = (Progress::default(), reader.head.since.is_none());
     let (queue, chunks) = mpsc::channel(PIECES_MAX);
     let (of_disks, mut disks) = mpsc::channel(PIECES_MAX);
@@ -281,9 +321,10 @@ async fn fill(
             filling.say(part).into_iter().try_for_each(|it| of_disks.blocking_send(it).map_err(gone))
         })?;
         drop(of_disks);
+        let blurred = std::mem::take(&mut reader.blurred_disks);
         let end =
             reader.tree(|bytes| queue.blocking_send(bytes.to_vec()).map_err(|_| io::ErrorKind::BrokenPipe.into()))?;
-        Ok((end, sums))
+        Ok((end, sums, blurred))
     });
     let done = async {
         while let Some(OfDisk::Begin(disk)) = disks.recv().await {
@@ -395,11 +436,19 @@ mod tests {
             name: Some("other".to_owned()),
             nodes: nodes.iter().map(|node| (*node).to_owned()).collect(),
             disk: None,
+            replicas: None,
             no_ports: true,
             check: false,
         };
         let same = wanted(&dc, &options(&[]));
-        assert_eq!((same.name.as_str(), &same.servers, &same.disks), ("other", &dc.servers, &dc.disks));
+        let copies = |dc: &DcSpec| dc.disks.iter().map(|disk| disk.replicas).collect::<Vec<_>>();
+        assert_eq!((same.name.as_str(), &same.servers), ("other", &dc.servers));
+        assert_eq!(copies(&same), [Some(1)], "as many as it had, whatever is usual now");
+        assert_eq!(copies(&wanted(&dc, &Options { replicas: Some(2), ..options(&[]) })), [Some(2)]);
+        let of_one = DcSpec { nodes: vec!["n1".to_owned()], ..dc.clone() };
+        assert_eq!(copies(&wanted(&of_one, &options(&[]))), [None]);
+        let undescribed = DcSpec { disks: Vec::new(), ..dc.clone() };
+        assert_eq!(copies(&wanted(&undescribed, &options(&[]))), [Some(1)]);
         assert!(same.ports.is_empty());
         let larger = wanted(&dc, &Options { disk: Some(8192), ..options(&[]) });
         assert_eq!((larger.disks[0].bytes, larger.disks[0].node.as_deref()), (8192, Some("n2")));

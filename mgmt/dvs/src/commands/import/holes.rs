@@ -57,20 +57,52 @@ pub(super) fn map(parts: &[(u64, u64)]) -> Vec<u8> {
     map
 }
 
-/// A file from an offset on.
-pub(super) fn range(file: &File, offset: u64) -> Range<'_> {
-    Range { file, offset }
-}
-
-pub(super) struct Range<'a> {
+/// What a file has in its parts, one after the other. What was a part and is cut off by now is zeros.
+pub(super) struct Stored<'a> {
     file: &'a File,
-    offset: u64,
+    parts: &'a [(u64, u64)],
+    /// The part that is being read, and what was read of it.
+    at: (usize, u64),
 }
 
-impl Read for Range<'_> {
+impl Stored<'_> {
+    pub(super) fn of<'a>(file: &'a File, parts: &'a [(u64, u64)]) -> Stored<'a> {
+        Stored { file, parts, at: (0, 0) }
+    }
+}
+
+impl Read for Stored<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.file.read_at(buffer, self.offset)?;
-        self.offset += count as u64;
+        let (index, done) = &mut self.at;
+        while self.parts.get(*index).is_some_and(|(_, bytes)| *done == *bytes) {
+            (*index, *done) = (*index + 1, 0);
+        }
+        let Some((offset, bytes)) = self.parts.get(*index) else { return Ok(0) };
+        let room = (bytes - *done).min(buffer.len() as u64) as usize;
+        let place = buffer.get_mut(..room).unwrap_or_default();
+        let count = match self.file.read_at(place, offset + *done)? {
+            0 => {
+                place.fill(0);
+                room
+            }
+            count => count,
+        };
+        *done += count as u64;
         Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_read_one_after_the_other_and_what_is_cut_off_is_zeros() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(b"abcdef", 0).unwrap();
+        let parts = [(0, 2), (3, 0), (4, 4), (100, 1)];
+        let mut read = Vec::new();
+        Stored::of(&file, &parts).read_to_end(&mut read).unwrap();
+        assert_eq!(read, b"abef\0\0\0");
     }
 }

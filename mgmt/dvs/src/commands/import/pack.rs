@@ -380,10 +380,7 @@ impl Packer {
         header.set_mtime(mtime.unwrap_or_default());
         header.set_entry_type(EntryType::Regular);
         header.set_size(map.len() as u64 + parts.iter().map(|(_, bytes)| bytes).sum::<u64>());
-        // What was a part and is cut off by now is zeros.
-        let ranges = parts.iter().map(|(offset, bytes)| holes::range(file, *offset).chain(io::repeat(0)).take(*bytes));
-        let data =
-            ranges.fold(Box::new(io::Cursor::new(map)) as Box<dyn Read>, |before, range| Box::new(before.chain(range)));
+        let data = io::Cursor::new(map).chain(holes::Stored::of(file, parts));
         let data = Counted { source: data, progress: &self.progress };
         let number = self.progress.entries.load(Ordering::Relaxed);
         let placeholder = format!("GNUSparseFile.0/{number}");

@@ -4,8 +4,8 @@
 //! directory locked: so many files are made at the same time, and short ones in one step ([`placing`]). The reader
 //! takes the archive apart in its order, makes directories and links itself and hands files to threads; a file too long
 //! for one piece goes to its thread piece by piece. What names something that is still being made (a hard link, the
-//! same name a second time) waits for everything. Owners, modes and times of directories come last, because every new
-//! entry changes them.
+//! same name a second time) waits for everything. Owners, modes, times and quotas of directories come last, because
+//! every new entry changes them, or is counted; their attributes, which may be long, at once.
 //!
 //! Nothing leads out of the destination, and nothing is written through a symbolic link ([`beneath`]). What an archive
 //! may not do costs that entry and is told; devices, which a container cannot make, are left out. The process can do no
@@ -17,7 +17,7 @@ mod contents;
 mod placing;
 
 use std::cell::Cell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Permissions};
 use std::io::{self, BufReader, Read, Write};
@@ -44,7 +44,7 @@ use super::extended::{self, Extended};
 use super::pack;
 use beneath::{Beneath, parts};
 use compression::{DecompressError, plain};
-use contents::{Contents, Sparse};
+use contents::{Contents, Piece, Sparse};
 use placing::{Placed, Placer};
 
 /// Files that are made at a time: what hides the round trips of one behind the others.
@@ -60,6 +60,10 @@ const TOLD_MAX: u64 = 8;
 /// Headers, long names and PAX records of one entry, which are in memory: a path has 4,096 bytes, extended attributes
 /// 64 KiB each, and a file of the tree 256 of them.
 const HEADERS_BYTES_MAX: u64 = 24 << 20;
+/// Extended attributes of files that are under way: those of one file in any case, and no more than these of several.
+const ATTRIBUTES_BYTES_MAX: usize = 8 << 20;
+/// Limits of a directory: two numbers with their names.
+const QUOTA_BYTES_MAX: usize = 256;
 /// Names of one directory: a million of the longest.
 const NAMES_BYTES_MAX: u64 = 256 << 20;
 /// Users that a container has; the others become nobody.
@@ -278,10 +282,25 @@ struct Meta {
     replaces: bool,
 }
 
+impl Meta {
+    fn extended_bytes(&self) -> usize {
+        self.extended.iter().map(|it| it.name.len() + it.value.len()).sum()
+    }
+}
+
+/// What a directory gets when all is in it.
+struct Last {
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    mtime: Timespec,
+    quota: Option<Vec<u8>>,
+}
+
 struct Unpacker {
     tree: Arc<Beneath>,
     makers: Makers,
-    directories: Vec<(PathBuf, Meta)>,
+    directories: Vec<(PathBuf, Last)>,
     target: Target,
 }
 
@@ -335,7 +354,17 @@ impl Unpacker {
                 let (parent, name) = self.tree.place(path)?;
                 make_directory(&self.tree, &parent, name, mode)?;
             }
-            self.directories.push((path.to_owned(), meta.clone()));
+            let Meta { mode, uid, gid, mtime, attributes, ref quota, .. } = *meta;
+            let last =
+                Last { mode, uid, gid, mtime, quota: quota.clone().filter(|_| attributes == Attributes::Faithful) };
+            self.directories.push((path.to_owned(), last));
+            if meta.replaces || !meta.extended.is_empty() {
+                let directory = self.tree.existing(path)?;
+                if meta.replaces {
+                    extended::keep_only(&directory, &meta.extended)?;
+                }
+                attribute(&directory, meta)?;
+            }
             return Ok(());
         }
         if matches!(kind, EntryType::Char | EntryType::Block) {
@@ -411,10 +440,10 @@ impl Unpacker {
         sparse: Option<Sparse>,
         entry: &mut Entry<'_, impl Read>,
     ) -> Result<(), UnpackError> {
-        let has_holes = sparse.is_some() || entry.header().entry_type().is_gnu_sparse();
-        let stored = entry.size();
+        let (stored, is_filled) = (entry.size(), entry.header().entry_type().is_gnu_sparse());
         let contents = match &sparse {
             Some(sparse) => Contents::sparse(entry, stored, sparse),
+            None if is_filled => Ok(Contents::filled(entry, stored)),
             None => Ok(Contents::plain(entry, stored)),
         };
         let mut contents = match contents {
@@ -425,34 +454,31 @@ impl Unpacker {
             }
         };
         self.makers.settle_name(&path);
-        let bytes = contents.bytes;
-        let mut left = bytes;
         let (pieces, data) = sync_channel(PIECES_MAX);
-        // The first piece is there before the thread looks, so that it need not wait for short files.
-        let mut piece = read_piece(&mut contents, &mut left).map_err(UnpackError::Archive)?;
-        let mut work = Some(Work { path, meta, bytes, has_holes, data });
+        let mut work = Some(Work { path, meta, bytes: contents.bytes, has_holes: contents.has_holes(), data });
         loop {
-            let is_last = left == 0;
+            let piece = contents.next(PIECE_BYTES).map_err(UnpackError::Archive)?;
+            let is_last = piece.is_none();
             // Who cannot make the file takes no more pieces; what is left of it is passed over.
-            let is_taken = pieces.send(piece).is_ok();
+            let is_taken = piece.is_none_or(|piece| pieces.send(piece).is_ok());
+            // The first piece is there before the thread looks, so that it need not wait for short files.
             if let Some(work) = work.take() {
                 self.makers.give(work);
             }
             if is_last || !is_taken {
                 return Ok(());
             }
-            piece = read_piece(&mut contents, &mut left).map_err(UnpackError::Archive)?;
         }
     }
 
     fn finish_directories(&mut self) {
         // Children first: a parent's time changes no more after its own turn.
-        for (path, meta) in std::mem::take(&mut self.directories).iter().rev() {
+        for (path, last) in std::mem::take(&mut self.directories).iter().rev() {
             let result = match self.tree.existing(path) {
                 // A later entry took its place.
                 Err(Errno::NOTDIR | Errno::LOOP | Errno::NOENT) => Ok(()),
                 Err(error) => Err(error.into()),
-                Ok(directory) => limit(&directory, meta).and_then(|()| finish(&directory, meta)),
+                Ok(directory) => last.carry_out(&directory),
             };
             if let Err(error) = result {
                 self.makers.failed(path, &error);
@@ -467,13 +493,6 @@ fn kind_of(entry: &Entry<'_, impl Read>) -> EntryType {
         EntryType::Regular if entry.path_bytes().ends_with(b"/") => EntryType::Directory,
         kind => kind,
     }
-}
-
-fn read_piece(contents: &mut Contents<'_>, left: &mut u64) -> io::Result<Vec<u8>> {
-    let mut piece = vec![0; (*left).min(PIECE_BYTES as u64) as usize];
-    contents.read_exact(&mut piece)?;
-    *left -= piece.len() as u64;
-    Ok(piece)
 }
 
 /// What the header and PAX records say.
@@ -495,6 +514,9 @@ fn extras(entry: &mut Entry<'_, impl Read>) -> io::Result<(Meta, Option<Sparse>)
     }
     let quota = |it: &Extended| it.name == extended::QUOTA_NAME.as_bytes();
     let limits = extended.iter().find(|it| quota(it)).map(|it| it.value.clone());
+    if limits.as_ref().is_some_and(|limits| limits.len() > QUOTA_BYTES_MAX) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "its limits make no sense"));
+    }
     extended.retain(|it: &Extended| !it.name.starts_with(b"dvs."));
     let header = entry.header();
     let seconds = i64::try_from(header.mtime()?).unwrap_or(i64::MAX);
@@ -520,8 +542,8 @@ fn parse_time(text: &str) -> Option<Timespec> {
     Some(Timespec { tv_sec: i64::try_from(seconds).ok()?, tv_nsec: digits.parse::<u32>().ok()?.into() })
 }
 
-fn times(meta: &Meta) -> Timestamps {
-    Timestamps { last_access: meta.mtime, last_modification: meta.mtime }
+fn times(mtime: Timespec) -> Timestamps {
+    Timestamps { last_access: mtime, last_modification: mtime }
 }
 
 /// As tar does: what is there makes way, except that a directory stays a directory.
@@ -560,27 +582,47 @@ fn dress(parent: &File, name: &OsStr, kind: FileType, meta: &Meta) -> io::Result
         let (uid, gid) = (rustix::fs::Uid::from_raw(meta.uid), rustix::fs::Gid::from_raw(meta.gid));
         rustix::fs::chownat(&made, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)?;
     }
-    Ok(utimensat(&made, "", &times(meta), AtFlags::EMPTY_PATH)?)
+    Ok(utimensat(&made, "", &times(meta.mtime), AtFlags::EMPTY_PATH)?)
 }
 
-/// Owner, mode and times of a file or directory. A change of owner takes set-user-id away, so the mode comes after it.
-fn finish(made: &File, meta: &Meta) -> io::Result<()> {
+/// Owner and mode of a file or directory. A change of owner takes set-user-id away, so the mode comes after it.
+fn own(made: &File, (uid, gid): (u32, u32), mode: u32) -> io::Result<()> {
     let now = made.metadata()?;
-    let owner_changes = (now.uid(), now.gid()) != (meta.uid, meta.gid);
+    let owner_changes = (now.uid(), now.gid()) != (uid, gid);
     if owner_changes {
-        fchown(made, Some(meta.uid), Some(meta.gid))?;
+        fchown(made, Some(uid), Some(gid))?;
     }
-    if owner_changes || now.mode() & 0o7777 != meta.mode & 0o7777 {
-        made.set_permissions(Permissions::from_mode(meta.mode & 0o7777))?;
+    if owner_changes || now.mode() & 0o7777 != mode & 0o7777 {
+        made.set_permissions(Permissions::from_mode(mode & 0o7777))?;
     }
-    // A change of owner takes capabilities away, too.
+    Ok(())
+}
+
+/// What a file has besides its data. A change of owner takes capabilities away, so attributes come after it.
+fn finish(made: &File, meta: &Meta) -> io::Result<()> {
+    own(made, (meta.uid, meta.gid), meta.mode)?;
+    attribute(made, meta)?;
+    Ok(futimens(made.as_fd(), &times(meta.mtime))?)
+}
+
+fn attribute(made: &File, meta: &Meta) -> io::Result<()> {
     for it in &meta.extended {
         match extended::write(made, it) {
             Err(error) if !is_excused(&error, meta) => return Err(error),
             _ => {}
         }
     }
-    Ok(futimens(made.as_fd(), &times(meta))?)
+    Ok(())
+}
+
+impl Last {
+    fn carry_out(&self, directory: &File) -> io::Result<()> {
+        if let Some(value) = self.quota.clone() {
+            extended::write(directory, &Extended { name: extended::QUOTA_NAME.into(), value })?;
+        }
+        own(directory, (self.uid, self.gid), self.mode)?;
+        Ok(futimens(directory.as_fd(), &times(self.mtime))?)
+    }
 }
 
 /// Whoever copies files to where such attributes are not kept, or not given to them, wants the files.
@@ -589,25 +631,13 @@ fn is_excused(error: &io::Error, meta: &Meta) -> bool {
     is_refused && meta.attributes == Attributes::AsFarAsPossible
 }
 
-/// Attributes and limits of a directory that was there before, and its new limits, when all is in it.
-fn limit(directory: &File, meta: &Meta) -> io::Result<()> {
-    if meta.attributes != Attributes::Faithful {
-        return Ok(());
-    }
-    if meta.replaces {
-        extended::keep_only(directory, &meta.extended)?;
-    }
-    let Some(value) = meta.quota.clone() else { return Ok(()) };
-    extended::write(directory, &Extended { name: extended::QUOTA_NAME.into(), value })
-}
-
 /// A file to be made, and where its data comes from.
 struct Work {
     path: PathBuf,
     meta: Meta,
     bytes: u64,
     has_holes: bool,
-    data: Receiver<Vec<u8>>,
+    data: Receiver<Piece>,
 }
 
 /// The threads that make files.
@@ -626,7 +656,8 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    under_way: HashSet<PathBuf>,
+    /// With the bytes of their attributes.
+    under_way: HashMap<PathBuf, usize>,
     failures: u64,
 }
 
@@ -644,8 +675,15 @@ impl Makers {
         Ok(Makers { queue: Some(queue), shared, threads })
     }
 
+    /// Waits while there are too many attributes in memory.
     fn give(&self, work: Work) {
-        self.shared.state.lock().under_way.insert(work.path.clone());
+        let bytes = work.meta.extended_bytes();
+        let mut state = self.shared.state.lock();
+        while !state.has_room(bytes) {
+            self.shared.idle.wait(&mut state);
+        }
+        state.under_way.insert(work.path.clone(), bytes);
+        drop(state);
         // Fails only when no thread is left, and they stay as long as we do.
         if let Some(Err(refused)) = self.queue.as_ref().map(|queue| queue.send(work)) {
             self.shared.done(&refused.0.path, Err(io::ErrorKind::BrokenPipe.into()));
@@ -663,7 +701,7 @@ impl Makers {
     /// Waits, if this name is under way, or something below it.
     fn settle_name(&self, path: &Path) {
         let mut state = self.shared.state.lock();
-        while state.under_way.iter().any(|busy| busy.starts_with(path)) {
+        while state.under_way.keys().any(|busy| busy.starts_with(path)) {
             self.shared.idle.wait(&mut state);
         }
     }
@@ -694,6 +732,11 @@ impl Shared {
 }
 
 impl State {
+    fn has_room(&self, bytes: usize) -> bool {
+        let taken: usize = self.under_way.values().sum();
+        bytes == 0 || taken == 0 || taken + bytes <= ATTRIBUTES_BYTES_MAX
+    }
+
     fn failed(&mut self, path: &Path, error: &io::Error) {
         self.failures += 1;
         if self.failures <= TOLD_MAX {
@@ -707,18 +750,21 @@ fn make_all(shared: &Shared, queue: &Mutex<Receiver<Work>>) {
         let next = queue.lock().recv();
         let Ok(work) = next else { return };
         let result = make_file(shared, &work);
-        shared.done(&work.path, result);
+        let path = work.path;
+        // The attributes are gone when they are counted no more.
+        drop(work.meta);
+        shared.done(&path, result);
     }
 }
 
 fn make_file(shared: &Shared, work: &Work) -> io::Result<()> {
     let (parent, name) = shared.tree.place(&work.path)?;
     let mut first = None;
-    if placing::is_short(name, work.bytes) && work.meta.extended.is_empty() {
-        let content = work.data.recv().unwrap_or_default();
-        match shared.placer.place(&parent, name, &work.meta, &content)? {
-            Placed::Yes => return Ok(()),
-            Placed::No => first = Some(content),
+    if placing::is_short(name, work.bytes) && work.meta.extended.is_empty() && !work.has_holes {
+        first = work.data.recv().ok();
+        let content = first.as_ref().map_or(&[][..], |piece| &piece.data);
+        if shared.placer.place(&parent, name, &work.meta, content)? == Placed::Yes {
+            return Ok(());
         }
     }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -727,21 +773,19 @@ fn make_file(shared: &Shared, work: &Work) -> io::Result<()> {
     write_file(File::from(file), work, first.into_iter().chain(&work.data))
 }
 
-fn write_file(mut file: File, work: &Work, data: impl Iterator<Item = Vec<u8>>) -> io::Result<()> {
-    if work.has_holes {
-        // A length that cannot be is refused before its zeros are counted.
-        file.set_len(work.bytes)?;
-    }
-    let mut offset = 0;
-    for piece in data {
-        if work.has_holes {
-            for run in runs(&piece) {
-                file.write_all_at(piece.get(run.clone()).unwrap_or_default(), offset + run.start as u64)?;
-            }
-        } else {
-            file.write_all(&piece)?;
+fn write_file(mut file: File, work: &Work, data: impl Iterator<Item = Piece>) -> io::Result<()> {
+    if !work.has_holes {
+        for Piece { data, .. } in data {
+            file.write_all(&data)?;
         }
-        offset += piece.len() as u64;
+        return finish(&file, &work.meta);
+    }
+    // What no piece has is there with it. A length that cannot be is refused before anything is written.
+    file.set_len(work.bytes)?;
+    for Piece { offset, data } in data {
+        for run in runs(&data) {
+            file.write_all_at(data.get(run.clone()).unwrap_or_default(), offset + run.start as u64)?;
+        }
     }
     finish(&file, &work.meta)
 }
@@ -1223,10 +1267,14 @@ mod tests {
         let read = |map: &str, bytes: u64, stored: u64| {
             let sparse = Sparse { bytes: Some(bytes), map: Some(map.to_owned()), ..Sparse::default() };
             let mut source = io::repeat(7).take(stored);
-            let mut out = Vec::new();
-            Contents::sparse(&mut source, stored, &sparse)?.read_to_end(&mut out).map(|_| out)
+            let mut contents = Contents::sparse(&mut source, stored, &sparse)?;
+            let mut pieces = Vec::new();
+            while let Some(Piece { offset, data }) = contents.next(PIECE_BYTES)? {
+                pieces.push((offset, data));
+            }
+            io::Result::Ok(pieces)
         };
-        assert_eq!(read("1,2,4,1", 6, 3).unwrap(), [0, 7, 7, 0, 7, 0]);
+        assert_eq!(read("1,2,4,1,6,0", 6, 3).unwrap(), [(1, vec![7, 7]), (4, vec![7])]);
         for (map, bytes, stored) in [
             ("1,2,2,1", 6, 3),
             ("4,1,1,2", 6, 3),
@@ -1238,5 +1286,117 @@ mod tests {
         ] {
             assert!(read(map, bytes, stored).is_err(), "{map}");
         }
+    }
+    /// Offset and content of each part, in the form that we write.
+    fn add_sparse(archive: &mut Builder<Vec<u8>>, name: &str, bytes: u64, parts: &[(u64, &[u8])]) {
+        let bytes = bytes.to_string();
+        let records = [("major", "1"), ("minor", "0"), ("name", name), ("realsize", &bytes)];
+        let records = records.map(|(key, value)| (format!("GNU.sparse.{key}"), value));
+        archive.append_pax_extensions(records.iter().map(|(key, value)| (key.as_str(), value.as_bytes()))).unwrap();
+        let list: Vec<(u64, u64)> = parts.iter().map(|(offset, data)| (*offset, data.len() as u64)).collect();
+        let mut data = super::super::holes::map(&list);
+        parts.iter().for_each(|(_, part)| data.extend_from_slice(part));
+        add(archive, "placeholder", &data);
+    }
+
+    #[test]
+    fn holes_cost_nothing_however_long_they_are() {
+        const BYTES: u64 = (16 << 40) - (1 << 20);
+        let target = tempfile::tempdir().unwrap();
+        let probe = File::create(target.path().join("probe")).unwrap();
+        if let Err(error) = probe.set_len(BYTES) {
+            return eprintln!("SKIPPED: no file of 16 TiB in the directory of temporary files: {error}");
+        }
+        let mut archive = Builder::new(Vec::new());
+        add_sparse(&mut archive, "large", BYTES, &[(3 << 40, b"far"), (BYTES - 4, b"last")]);
+        add_sparse(&mut archive, "empty", BYTES, &[(BYTES, b"")]);
+        let begin = std::time::Instant::now();
+        assert_eq!(unpacked(archive.into_inner().unwrap(), target.path()), 0);
+        assert!(begin.elapsed() < std::time::Duration::from_secs(1), "{:?}", begin.elapsed());
+        let large = File::open(target.path().join("large")).unwrap();
+        let mut read = [0; 5];
+        for (at, expected) in [(3 << 40, b"far\0\0"), (BYTES - 5, b"\0last")] {
+            large.read_exact_at(&mut read, at).unwrap();
+            assert_eq!(&read, expected);
+        }
+        let empty = fs::metadata(target.path().join("empty")).unwrap();
+        assert_eq!((empty.len(), empty.blocks()), (BYTES, 0));
+        assert!(large.metadata().unwrap().blocks() < 64);
+    }
+
+    #[test]
+    fn file_of_as_many_parts_as_are_told_comes_out_as_it_was() {
+        const PARTS: u64 = 1 << 16;
+        const APART: u64 = 8192;
+        let source = tempfile::tempdir().unwrap();
+        let file = File::create(source.path().join("file")).unwrap();
+        for part in 0..PARTS {
+            file.write_all_at(&part.to_le_bytes(), part * APART).unwrap();
+        }
+        if file.metadata().unwrap().blocks() * 512 > PARTS * 5000 {
+            return eprintln!("SKIPPED: no holes of a block in the directory of temporary files");
+        }
+        let bytes = packed(source.path());
+        assert!((bytes.len() as u64) < PARTS * 5000, "its holes are not in it: {}", bytes.len());
+        let target = tempfile::tempdir().unwrap();
+        assert_eq!(unpacked(bytes, target.path()), 0);
+        let made = File::open(target.path().join("file")).unwrap();
+        assert_eq!(made.metadata().unwrap().len(), (PARTS - 1) * APART + 8);
+        let mut read = [0; 8];
+        for part in 0..PARTS {
+            made.read_exact_at(&mut read, part * APART).unwrap();
+            assert_eq!(u64::from_le_bytes(read), part);
+        }
+        assert!(made.metadata().unwrap().blocks() * 512 < PARTS * 5000);
+    }
+    #[test]
+    fn attributes_of_many_directories_and_files_come_out_as_they_were() {
+        let source = tempfile::tempdir().unwrap();
+        let value = |at: u16| at.to_le_bytes().repeat(1000);
+        for at in 0..300_u16 {
+            let directory = source.path().join(format!("d{at}"));
+            fs::create_dir(&directory).unwrap();
+            fs::write(directory.join("file"), "x").unwrap();
+            for path in [&directory, &directory.join("file")] {
+                let it = Extended { name: b"user.note".to_vec(), value: value(at) };
+                if let Err(error) = extended::write(&File::open(path).unwrap(), &it) {
+                    return eprintln!("SKIPPED: no attributes in the directory of temporary files: {error}");
+                }
+            }
+            let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000 + u64::from(at));
+            File::open(&directory).unwrap().set_modified(time).unwrap();
+        }
+        let target = tempfile::tempdir().unwrap();
+        assert_eq!(unpacked(packed(source.path()), target.path()), 0);
+        for at in 0..300_u16 {
+            let directory = target.path().join(format!("d{at}"));
+            let time = fs::metadata(&directory).unwrap().mtime();
+            assert_eq!(time, 1_000_000_000 + i64::from(at));
+            for path in [&directory, &directory.join("file")] {
+                let found = extended::read(path, extended::Kept::OfAnother).unwrap();
+                assert_eq!((found.len(), &found[0].value), (1, &value(at)));
+            }
+        }
+    }
+
+    #[test]
+    fn attributes_under_way_have_a_bound() {
+        let mut state = State::default();
+        assert!(state.has_room(3 * ATTRIBUTES_BYTES_MAX), "one file has what it has");
+        state.under_way.insert("plain".into(), 0);
+        state.under_way.insert("a".into(), ATTRIBUTES_BYTES_MAX - 1);
+        assert_eq!([0, 1, 2].map(|bytes| state.has_room(bytes)), [true, true, false]);
+        state.under_way.remove(Path::new("a"));
+        assert!(state.has_room(3 * ATTRIBUTES_BYTES_MAX));
+    }
+
+    #[test]
+    fn limits_of_a_directory_that_make_no_sense_are_refused() {
+        let mut archive = Builder::new(Vec::new());
+        let long = vec![b'9'; QUOTA_BYTES_MAX + 1];
+        archive.append_pax_extensions([("SCHILY.xattr.dvs.quota", long.as_slice())]).unwrap();
+        archive.append_data(&mut header(EntryType::Directory, 0), "d", io::empty()).unwrap();
+        let target = tempfile::tempdir().unwrap();
+        assert_eq!(unpacked(archive.into_inner().unwrap(), target.path()), 1);
     }
 }

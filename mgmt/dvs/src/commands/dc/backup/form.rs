@@ -161,13 +161,15 @@ pub struct Maker<W> {
     id: String,
     made_s: u64,
     sums: Sums,
+    /// Disks that are of no one moment.
+    pub blurred_disks: Vec<String>,
 }
 
 impl<W: Write> Maker<W> {
     /// `keys`: a line each.
     pub fn begin(out: W, id: u64, head: &Head, keys: &[u8]) -> Result<Maker<W>, FormError> {
-        let mut maker =
-            Maker { out, id: format!("{id:0width$x}", width = ID_BYTES), made_s: head.made_s, sums: Sums::default() };
+        let (id, made_s) = (format!("{id:0width$x}", width = ID_BYTES), head.made_s);
+        let mut maker = Maker { out, id, made_s, sums: Sums::default(), blurred_disks: Vec::new() };
         let text = serde_json::to_vec_pretty(head).map_err(|_| FormError::Garbled("the description"))?;
         maker.sums.keys = lines(keys);
         maker.own(HEAD, &text)?;
@@ -188,6 +190,7 @@ impl<W: Write> Maker<W> {
         let extent = |offset: u64| file(&format!("{offset:0width$x}", width = OFFSET_DIGITS));
         let mut writing = DiskWriting::begin(name, bytes, source)?;
         let head = DiskHead { bytes, is_of_one_moment: writing.is_of_one_moment };
+        self.blurred_disks.extend((!head.is_of_one_moment).then(|| name.to_owned()));
         self.own(&file(DISK_HEAD), &serde_json::to_vec(&head).map_err(|_| FormError::Garbled(DISK_HEAD))?)?;
         while let Some((at, digest)) = writing.next_extent()? {
             if earlier.get(&at) != Some(&digest) {
@@ -257,6 +260,8 @@ pub struct Reader<R> {
     /// Lines.
     pub keys: Vec<u8>,
     disks_are_read: bool,
+    /// Of those that were read, which are of no one moment.
+    pub blurred_disks: Vec<String>,
 }
 
 /// Of each disk, by its name.
@@ -281,7 +286,7 @@ impl<R: Read> Reader<R> {
         }
         let keys = blocks.own(&second, KEYS_BYTES_MAX, &mut sums)?;
         sums.keys = lines(&keys);
-        Ok(Reader { blocks, id, sums, head, keys, disks_are_read: false })
+        Ok(Reader { blocks, id, sums, head, keys, disks_are_read: false, blurred_disks: Vec::new() })
     }
 
     /// Hands on what is on the disks, and answers their sums, for the backup that follows this one. `earlier`: of the
@@ -304,6 +309,7 @@ impl<R: Read> Reader<R> {
             if head.bytes != bytes || all.contains_key(&name) {
                 return Err(bad("its length is not that of the description, or it comes twice"));
             }
+            self.blurred_disks.extend((!head.is_of_one_moment).then(|| name.clone()));
             each(DiskPart::Begin { name: &name, bytes }).map_err(FormError::Write)?;
             let known = earlier.map(|earlier| earlier.get(&name).cloned().unwrap_or_default());
             let mut reading = DiskReading::begin(&name, bytes, known);
@@ -670,6 +676,24 @@ mod tests {
         // Without the one before it, it is whole as far as can be known; after another one it is not.
         put(&changed, None, &mut disk).unwrap();
         assert!(matches!(put(&changed, Some(&AllSums::new()), &mut disk), Err(FormError::BadDisk { .. })));
+    }
+
+    #[test]
+    fn disk_that_is_of_no_one_moment_is_named() {
+        let bytes = 2 * MIB;
+        for (is_of_one_moment, expected) in [(true, Vec::new()), (false, vec!["data".to_owned()])] {
+            let mut head = head_with_disks(&["data"]);
+            head.dc.disks[1].bytes = bytes;
+            let stream = [&mgmt_api::content::head(bytes, is_of_one_moment)[..], &mgmt_api::content::end()].concat();
+            let mut out = Vec::new();
+            let mut maker = Maker::begin(&mut out, 0xab, &head, b"").unwrap();
+            maker.disk("data", bytes, stream.as_slice(), &DiskSums::new()).unwrap();
+            assert_eq!(maker.blurred_disks, expected);
+            maker.finish().unwrap();
+            let mut reader = Reader::begin(out.as_slice()).unwrap();
+            reader.disks(None, |_| Ok(())).unwrap();
+            assert_eq!(reader.blurred_disks, expected);
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a file of an archive holds, holes included.
+//! What a file of an archive holds, and where it has holes.
 //!
 //! GNU tar writes sparse files in three forms: an entry type of its own, which the `tar` crate reads, and two of PAX
 //! records: a list of parts in the record `GNU.sparse.map` (0.1), or before the data (1.0, what `tar --sparse
@@ -39,19 +39,40 @@ impl Sparse {
     }
 }
 
-/// Bytes of a file, zeros where it has holes.
+/// What a file has, piece by piece. What is in no piece is zeros.
 pub(super) struct Contents<'a> {
     source: &'a mut dyn Read,
-    /// Offset and length, in order, not overlapping.
+    /// Offset and length of what is left, in order, not overlapping.
     parts: VecDeque<(u64, u64)>,
-    at: u64,
+    holes: Holes,
     pub bytes: u64,
 }
 
+/// Where a file's zeros are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Holes {
+    None,
+    /// Between the parts.
+    Listed,
+    /// The source gives them, too.
+    AsZeros,
+}
+
+/// Bytes of a file.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Piece {
+    pub offset: u64,
+    pub data: Vec<u8>,
+}
+
 impl<'a> Contents<'a> {
-    /// A file without holes, or one whose holes `source` gives as zeros.
     pub(super) fn plain(source: &'a mut dyn Read, bytes: u64) -> Contents<'a> {
-        Contents { source, parts: VecDeque::from([(0, bytes)]), at: 0, bytes }
+        Contents { source, parts: VecDeque::from([(0, bytes)]), holes: Holes::None, bytes }
+    }
+
+    /// A file whose holes `source` gives as zeros.
+    pub(super) fn filled(source: &'a mut dyn Read, bytes: u64) -> Contents<'a> {
+        Contents { holes: Holes::AsZeros, ..Contents::plain(source, bytes) }
     }
 
     /// `stored`: bytes of the archive that belong to the entry.
@@ -64,30 +85,29 @@ impl<'a> Contents<'a> {
             None => read_map(source)?,
         };
         let parts = in_order(&numbers, bytes, stored.checked_sub(map_bytes).ok_or_else(wrong)?)?;
-        Ok(Contents { source, parts, at: 0, bytes })
+        Ok(Contents { source, parts, holes: Holes::Listed, bytes })
     }
-}
 
-impl Read for Contents<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let room = buffer.len() as u64;
-        while self.parts.front().is_some_and(|(offset, length)| self.at >= offset + length) {
-            self.parts.pop_front();
+    pub(super) fn has_holes(&self) -> bool {
+        self.holes != Holes::None
+    }
+
+    /// The next bytes that are stored, at most so many; `None` after the last.
+    pub(super) fn next(&mut self, bytes_max: usize) -> io::Result<Option<Piece>> {
+        let mut data = Vec::new();
+        loop {
+            while self.parts.front().is_some_and(|(_, length)| *length == 0) {
+                self.parts.pop_front();
+            }
+            let Some((offset, length)) = self.parts.front_mut() else { return Ok(None) };
+            let (at, count) = (*offset, (*length).min(bytes_max as u64));
+            (*offset, *length) = (at + count, *length - count);
+            data.resize(count as usize, 0);
+            self.source.read_exact(&mut data)?;
+            if self.holes != Holes::AsZeros || data.iter().any(|byte| *byte != 0) {
+                return Ok(Some(Piece { offset: at, data }));
+            }
         }
-        let count = match self.parts.front() {
-            Some((offset, length)) if *offset <= self.at => {
-                let count = room.min(offset + length - self.at) as usize;
-                self.source.read(&mut buffer[..count])?
-            }
-            next => {
-                let end = next.map_or(self.bytes, |(offset, _)| *offset);
-                let count = room.min(end - self.at) as usize;
-                buffer[..count].fill(0);
-                count
-            }
-        };
-        self.at += count as u64;
-        Ok(count)
     }
 }
 
