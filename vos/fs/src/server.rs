@@ -128,11 +128,16 @@ pub struct Opening {
 }
 
 /// What is parked has the file system, which has what is parked: it goes with the service.
-struct Parked(Arc<Fs>);
+struct Parked {
+    fs: Arc<Fs>,
+    pool: Arc<WorkerPool>,
+}
 
 impl Drop for Parked {
     fn drop(&mut self) {
-        self.0.abandon();
+        // A job that still runs might park something more.
+        self.pool.end();
+        self.fs.abandon();
     }
 }
 
@@ -186,7 +191,7 @@ impl FsService {
             pool: pool_of_calls,
             is_renewing: AtomicBool::new(false),
         };
-        let parked = Parked(fs.clone());
+        let parked = Parked { fs: fs.clone(), pool: Arc::clone(&pool) };
         Ok(FsService {
             calls: Arc::new(calls),
             fs,
@@ -207,7 +212,7 @@ impl FsService {
     /// Brings everything to the disk.
     pub fn close(self) -> Result<(), Failure> {
         let fs = self.fs.clone();
-        drop(self.pool);
+        self.pool.end();
         match fs.failed() {
             Some(errno) => Err(format!("the volume failed: {errno}").into()),
             None => fs.sync().and_then(|()| fs.checkpoint()).map_err(|errno| errno.to_string().into()),
