@@ -23,7 +23,7 @@ use vos_api::fs as api;
 use vos_rt::{Boot, ClientId, Failure, Handle, Hello, HelloReply, Kind, Request, Service, WorkerPool, run};
 
 use fs_core::device::BlockDevice;
-use fs_core::{Call, Fs, GoBack, Options, Reply};
+use fs_core::{Call, Clock, Fs, GoBack, Options, Reply};
 
 use crate::disk::DiskDevice;
 use crate::hold::Hold;
@@ -169,6 +169,7 @@ impl FsService {
             // The server is ending: what waited is sent again to its successor.
             None => drop(work),
         });
+        let now = Instant::now();
         let options = Options {
             cache_bytes,
             meta_cache_bytes: META_CACHE_BYTES,
@@ -176,12 +177,11 @@ impl FsService {
             careful_writes: CAREFUL_WRITES,
             spawn,
             seed,
-            now_ms: 0,
+            clock: Clock::since(now),
             made_ns: unix_time_ns(),
             made_by,
             go_back,
         };
-        let now = Instant::now();
         let fs = Fs::open(Arc::clone(&device), options)?;
         let pool_of_calls = Arc::downgrade(&pool);
         let calls = Calls {
