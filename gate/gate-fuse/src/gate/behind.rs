@@ -385,8 +385,9 @@ impl<B: Backend> Gate<B> {
             GONE if !are_names => self.give_up(ino, GONE)?,
             errno => {
                 self.has_room &= is_lock;
-                self.names_not_kept(&told, errno as i32);
-                directories.into_iter().for_each(|ino| self.not_kept(ino, errno as i32));
+                let errno = for_programs(errno);
+                self.names_not_kept(&told, errno);
+                directories.into_iter().for_each(|ino| self.not_kept(ino, errno));
             }
         }
         // Others may have what is told as any change.
@@ -468,8 +469,7 @@ impl<B: Backend> Gate<B> {
         let lost = self.behind.give_up(ino);
         self.forget_promises(&lost)?;
         let has_names = lost.iter().any(|promise| matches!(promise.change, Change::Name(_)));
-        let is_missed = has_names || errno != GONE;
-        let errno = if matches!(errno, 0 | GONE) { libc::EIO } else { errno as i32 };
+        let (is_missed, errno) = (has_names || errno != GONE, for_programs(errno));
         self.names_not_kept(&lost, errno);
         let inos: BTreeSet<u64> = lost.iter().flat_map(Promise::directories).chain([ino]).collect();
         inos.into_iter().filter(|it| is_missed || *it != ino).for_each(|ino| self.not_kept(ino, errno));
@@ -573,6 +573,11 @@ impl<B: Backend> Gate<B> {
             _ => None,
         }
     }
+}
+
+/// What a program hears of a promise that was not kept, by what the server said.
+fn for_programs(status: u32) -> i32 {
+    if matches!(status, 0 | GONE) { libc::EIO } else { status as i32 }
 }
 
 /// Journal key of what tells promises, by the number of the first. Keys of open files are below for all that the table
