@@ -56,13 +56,15 @@ fn server_that_ends_leaves_nothing_behind_of_what_was_asked_over_two_rings_and_w
     let (_, fs) = new();
     let (mut one, two) = (Client::new(&fs, 7), Client::new(&fs, 8));
     one.make(api::MKNOD, 1, "file", PLAIN, 1);
-    two.lookup(1, "file");
+    two.attr(1);
     // The second node has the directory in its caches, so this waits.
     let call = one.change_call(api::MKNOD, 0, [1, 5, 1], &create_data("other", PLAIN, 2));
-    for _ in 0..2 {
-        let kept = fs.clone();
-        fs.submit(call.clone(), Box::new(move |_| drop(kept)));
-    }
+    let answers = [(); 2].map(|()| {
+        let (kept, (sender, receiver)) = (fs.clone(), sync_channel(1));
+        fs.submit(call.clone(), Box::new(move |reply| drop((sender.send(reply), kept))));
+        receiver
+    });
+    assert!(answers.iter().all(|answer| answer.try_recv().is_err()), "it waits");
     fs.abandon();
     let left = Arc::downgrade(&fs);
     drop((one, two, fs));
