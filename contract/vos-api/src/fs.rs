@@ -491,6 +491,9 @@ pub const MOVES_BETWEEN: u64 = 128;
 pub const BEHIND_BYTES_MAX: usize = 1 << 20;
 /// The same of changes.
 pub const BEHIND_COUNT_MAX: usize = 128;
+/// Bytes of names and of what follows them in one [`Names`], but for regular files that are made: what they become is
+/// below what a record may have.
+pub const NAMES_BYTES_MAX: usize = 256 << 10;
 /// Bit of `results[3]` of [`Read`]: the reply data says where the bytes lie.
 pub const PLACES: u64 = 2;
 

@@ -215,6 +215,8 @@ struct Chain {
     trust: Trust,
     /// Inodes of which it is being found out whether others changed them.
     looks: HashMap<u64, Found>,
+    /// What was found of several did not agree.
+    looks_again: bool,
 }
 
 /// What whoever looks at an inode learns.
@@ -439,7 +441,7 @@ impl Behind {
         self.bytes += promise.change.len();
         self.count += 1;
         let (promises, looks) = (VecDeque::new(), HashMap::new());
-        let new = Chain { promises, telling: 0, trust: Trust::Exclusive, looks };
+        let new = Chain { promises, telling: 0, trust: Trust::Exclusive, looks, looks_again: false };
         let promises = &mut self.chains.entry(chain).or_insert(new).promises;
         promises.push_back(promise);
         if promises.len() == 1 {
@@ -583,7 +585,16 @@ impl Behind {
         let is_own = |found: &Found| matches!(found, Found::Inode { is_exclusive: true, .. });
         let trust = if chain.looks.values().all(is_own) { Trust::Exclusive } else { Trust::Looked };
         let done = done(&chain.promises, &chain.looks);
+        // What was told before may have been carried out between two looks: it is by the next ones. Only one thing of a
+        // chain is told at a time.
+        if done.is_none() && chain.looks.len() > 1 && !chain.looks_again {
+            chain.looks.clear();
+            chain.looks_again = true;
+            self.ready.push_back(key);
+            return (Vec::new(), true);
+        }
         chain.looks.clear();
+        chain.looks_again = false;
         match done {
             Some(0) => {
                 chain.trust = trust;
@@ -695,7 +706,7 @@ impl Behind {
         self.ready.clear();
         self.folded.clear();
         for (ino, chain) in &mut self.chains {
-            (chain.telling, chain.trust) = (0, Trust::Suspect);
+            (chain.telling, chain.trust, chain.looks_again) = (0, Trust::Suspect, false);
             chain.looks.clear();
             self.ready.push_back(*ino);
         }

@@ -440,7 +440,40 @@ fn fenced_node_keeps_the_names_that_it_promised_or_says_that_it_cannot() {
     });
 }
 
-/// The same with what it had moved from one directory to another.
+/// What was moved to a directory that another node removed meanwhile is where it was, and whoever syncs the directory
+/// that it was in hears of that.
+#[test]
+fn fenced_node_says_that_it_lost_what_it_moved_to_a_directory_that_is_gone() {
+    in_private_mounts(|| {
+        let mut world = World::real();
+        let (mut one, two) = (world.mount("one"), world.mount("two"));
+        for directory in ["here", "there"] {
+            own_directory(&one.path.join(directory));
+        }
+        fs::write(one.path.join("here/f"), b"bytes").expect("write");
+        File::open(one.path.join("here/f")).expect("open").sync_all().expect("sync");
+        for directory in ["here", "there"] {
+            fs::metadata(one.path.join(directory)).expect("stat");
+        }
+        let here = File::open(one.path.join("here")).expect("open");
+        hear(&one);
+        server(&mut world).cut_server();
+        fs::rename(one.path.join("here/f"), one.path.join("there/f")).expect("promised");
+        one.stop_gate(|| {
+            server(&mut world).replace_server();
+            assert_eq!(fs::read_dir(two.path.join("here")).expect("listing").count(), 1);
+            fs::remove_dir(two.path.join("there")).expect("nothing is in it");
+        });
+        let synced = || here.sync_all().map_err(|error| error.raw_os_error());
+        assert_eq!([synced(), synced()], [Err(Some(libc::EIO)), Ok(())], "it is said once");
+        for node in [&one, &two] {
+            assert_eq!(fs::read(node.path.join("here/f")).expect("it did not move"), b"bytes");
+            assert!(!fs::exists(node.path.join("there")).expect("a look"));
+        }
+    });
+}
+
+/// What was moved between directories stays so unless somebody else changed one of them.
 #[test]
 fn fenced_node_keeps_what_it_moved_unless_one_of_the_directories_was_changed() {
     in_private_mounts(|| {

@@ -199,7 +199,7 @@ impl Fs {
     /// What depends on time: fences sessions that others wait for, gives up those that stayed away, asks for what is
     /// not used, makes a checkpoint.
     pub fn tick(self: &Arc<Fs>, now_ms: u64) {
-        self.now_ms.store(now_ms, Ordering::Relaxed);
+        self.clock.tell(now_ms);
         self.leases.tick(now_ms);
         let mut doomed = self.leases.silent(now_ms);
         let blockers = self.waiting.lock().blockers();

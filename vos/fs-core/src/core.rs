@@ -17,6 +17,7 @@ use crate::alloc::{Allocator, Claim, Generation};
 use crate::aside::{self, Aside};
 use crate::cache::Cache;
 use crate::calls::Responder;
+use crate::clock::Clock;
 use crate::device::{BlockDevice, Need};
 use crate::error::{Errno, OpenError, StoreError};
 use crate::extents::Run;
@@ -77,8 +78,7 @@ pub struct Options {
     pub spawn: Spawn,
     /// Distinguishes the lives of one volume and names it when it is made; random.
     pub seed: [u8; 16],
-    /// The first value of the clock given to [`Fs::tick`].
-    pub now_ms: u64,
+    pub clock: Clock,
     /// Time of the root directory when the volume is made: nanoseconds since 1970.
     pub made_ns: u64,
     /// Owner and group of the root directory, likewise.
@@ -99,7 +99,7 @@ impl Options {
             careful_writes: 0,
             spawn: Arc::new(|work| work()),
             seed: bytes,
-            now_ms: 0,
+            clock: Clock::default(),
             made_ns: 0,
             made_by: (0, 0),
             go_back: None,
@@ -121,7 +121,7 @@ pub struct Fs {
     pub(crate) waiting: Mutex<Waiting>,
     pub(crate) lingering: Mutex<Lingering>,
     pub(crate) spawn: Spawn,
-    pub(crate) now_ms: AtomicU64,
+    pub(crate) clock: Clock,
     progress: Mutex<Progress>,
     checkpointing: Mutex<()>,
     files: Vec<Mutex<()>>,
@@ -204,12 +204,12 @@ impl Fs {
             log: found.log,
             blocks: Mutex::new(found.blocks),
             cache,
-            leases: Leases::default(),
+            leases: Leases::by(options.clock.clone()),
             sessions: Mutex::default(),
             waiting: Mutex::default(),
             lingering: Mutex::default(),
             spawn: options.spawn,
-            now_ms: AtomicU64::new(options.now_ms),
+            clock: options.clock,
             progress: Mutex::new(Progress { counters: found.counters, applied: found.applied }),
             checkpointing: Mutex::new(()),
             files: (0..FILE_STRIPES).map(|_| Mutex::new(())).collect(),
@@ -227,7 +227,7 @@ impl Fs {
     }
 
     pub(crate) fn now(&self) -> u64 {
-        self.now_ms.load(Ordering::Relaxed)
+        self.clock.now()
     }
 
     /// Serialises changes of one file's size and data.

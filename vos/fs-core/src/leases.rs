@@ -47,6 +47,7 @@ use crate::snapshots::is_shown;
 use zerocopy::IntoBytes;
 
 use crate::calls::{Reply, Responder};
+use crate::clock::Clock;
 
 /// Leases one session may hold; beyond that it caches nothing new.
 const LEASES_PER_SESSION_MAX: usize = 100_000;
@@ -185,8 +186,7 @@ struct State {
     last_lease: u64,
     /// Of uses.
     last_use: u64,
-    /// When it was looked at the time last.
-    now_ms: u64,
+    clock: Clock,
     /// How often sessions have an inode open. Their kernels go by a size without asking, so they hear when it grows,
     /// whether they hold a lease or not.
     open: HashMap<u64, BTreeMap<u64, usize>>,
@@ -290,6 +290,10 @@ struct Reader {
 }
 
 impl Leases {
+    pub fn by(clock: Clock) -> Leases {
+        Leases { state: Mutex::new(State { clock, ..State::default() }), ..Leases::default() }
+    }
+
     /// Registers a lease before the state it covers is read. Whether it still stands is decided by [`Leases::deliver`].
     pub fn register(&self, session: u64, ino: u64) -> Seen {
         let mut state = self.state.lock();
@@ -670,13 +674,14 @@ impl State {
         if has_room || mailbox.everything.is_some() {
             return;
         }
+        let now_ms = self.clock.now();
         for _ in 0..SPARED_MAX {
             let Some((_, ino)) = mailbox.order.pop_first() else { break };
             let lease = self.holders.get_mut(&ino).and_then(|holders| holders.get_mut(&session));
             let Some(lease) = lease.filter(|lease| lease.recall.is_none()) else { continue };
-            let number = mailbox.push(ino, Told::Spare, self.now_ms);
+            let number = mailbox.push(ino, Told::Spare, now_ms);
             lease.recall = Some(number);
-            self.exclusive.asked(ino, session, number, self.now_ms);
+            self.exclusive.asked(ino, session, number, now_ms);
         }
         mailbox.serve();
     }

@@ -49,6 +49,7 @@ mod base;
 mod cache;
 mod calls;
 mod check;
+mod clock;
 mod core;
 pub mod device;
 mod error;
@@ -72,6 +73,7 @@ mod txn;
 
 pub use calls::{Call, Reply, Responder};
 pub use check::{Census, Depth, Finding};
+pub use clock::Clock;
 pub use core::{Fs, GoBack, Options, Spawn};
 pub use error::{Errno, OpenError, StoreError};
 pub use layout::VOLUME_BYTES_MIN;

@@ -164,7 +164,8 @@ impl Fs {
     /// What waits for locks or leases is answered by nobody: the server ends, and what waits keeps it.
     pub fn abandon(&self) {
         let parked = std::mem::take(&mut self.waiting.lock().requests);
-        drop((parked, self.leases.abandon()));
+        let joined = self.sessions.lock().abandon();
+        drop((parked, joined, self.leases.abandon()));
     }
 
     pub(crate) fn cancel_waiting(&self, session: u64, sequence: Option<u64>) {

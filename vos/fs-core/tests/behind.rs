@@ -819,6 +819,34 @@ fn what_was_promised_has_room_on_a_volume_that_is_full_for_everybody_else() {
     assert_eq!(asked.status, ENOSPC, "a volume that is too small for it");
 }
 
+#[test]
+fn names_are_told_up_to_so_many_bytes_of_which_the_directory_that_a_name_moves_to_is_a_part() {
+    let told = |excess: usize| {
+        let (_, fs) = new();
+        let mut own = behind(&fs, 7);
+        make(&mut own, "old");
+        let old = own.lookup(1, "old").expect("it is there");
+        let there = attr_of(&own.make(api::MKDIR, 1, "there", 0o40_700, 1)).ino.get();
+        let numbers = numbers(&own);
+        let goal = [&there.to_le_bytes()[..], b"new"].concat();
+        let names: Vec<String> = (0..65).map(|number| format!("link {number:03}")).collect();
+        let mut rest = api::NAMES_BYTES_MAX + excess - "old".len() - goal.len();
+        let targets = (0..65).map(|number| {
+            let share = rest / (65 - number);
+            rest -= share;
+            vec![b't'; share - names[number].len()]
+        });
+        let targets: Vec<Vec<u8>> = targets.collect();
+        let links = names.iter().zip(&targets).zip(numbers.start..);
+        let mut changes: Vec<(api::NameChange, &str, &[u8])> =
+            links.map(|((name, target), ino)| (makes(ino, 0o120_777, 10), name.as_str(), target.as_slice())).collect();
+        changes.push((other_change(api::MOVES_TO, old, 11), "old", &goal));
+        changes.push(of(there, 11));
+        name_behind(&mut own, &changes).status
+    };
+    assert_eq!((told(0), told(1)), (0, 22));
+}
+
 /// What a program did, and when it was answered.
 #[derive(Clone, Copy, Debug)]
 struct Deed {

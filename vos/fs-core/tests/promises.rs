@@ -52,6 +52,26 @@ fn events(reply: &Reply) -> Vec<(u64, u64)> {
 }
 
 #[test]
+fn server_that_ends_leaves_nothing_behind_of_what_was_asked_over_two_rings_and_waits() {
+    let (_, fs) = new();
+    let (mut one, two) = (Client::new(&fs, 7), Client::new(&fs, 8));
+    one.make(api::MKNOD, 1, "file", PLAIN, 1);
+    two.attr(1);
+    // The second node has the directory in its caches, so this waits.
+    let call = one.change_call(api::MKNOD, 0, [1, 5, 1], &create_data("other", PLAIN, 2));
+    let answers = [(); 2].map(|()| {
+        let (kept, (sender, receiver)) = (fs.clone(), sync_channel(1));
+        fs.submit(call.clone(), Box::new(move |reply| drop((sender.send(reply), kept))));
+        receiver
+    });
+    assert!(answers.iter().all(|answer| answer.try_recv().is_err()), "it waits");
+    fs.abandon();
+    let left = Arc::downgrade(&fs);
+    drop((one, two, fs));
+    assert!(left.upgrade().is_none(), "nobody will answer that");
+}
+
+#[test]
 fn write_truncation_allocation_and_copy_take_set_user_id_away_when_asked() {
     let (_, fs) = new();
     let mut client = Client::new(&fs, 7);

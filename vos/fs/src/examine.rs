@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fs_core::device::{BlockDevice, DeviceError};
-use fs_core::{Depth, Errno, Fs, OpenError, Options, Scratch};
+use fs_core::{Clock, Depth, Errno, Fs, OpenError, Options, Scratch};
 
 const META_CACHE_BYTES: usize = 256 << 20;
 /// Nothing is written below.
@@ -67,7 +67,7 @@ fn how() -> Options {
         careful_writes: 0,
         spawn: Arc::new(|work| work()),
         seed: [1; 16],
-        now_ms: 0,
+        clock: Clock::default(),
         made_ns: 0,
         made_by: (0, 0),
         go_back: None,

@@ -23,7 +23,7 @@ use vos_api::fs as api;
 use vos_rt::{Boot, ClientId, Failure, Handle, Hello, HelloReply, Kind, Request, Service, WorkerPool, run};
 
 use fs_core::device::BlockDevice;
-use fs_core::{Call, Fs, GoBack, Options, Reply};
+use fs_core::{Call, Clock, Fs, GoBack, Options, Reply};
 
 use crate::disk::DiskDevice;
 
@@ -127,11 +127,16 @@ pub struct Opening {
 }
 
 /// What is parked has the file system, which has what is parked: it goes with the service.
-struct Parked(Arc<Fs>);
+struct Parked {
+    fs: Arc<Fs>,
+    pool: Arc<WorkerPool>,
+}
 
 impl Drop for Parked {
     fn drop(&mut self) {
-        self.0.abandon();
+        // A job that still runs might park something more.
+        self.pool.end();
+        self.fs.abandon();
     }
 }
 
@@ -163,6 +168,7 @@ impl FsService {
             // The server is ending: what waited is sent again to its successor.
             None => drop(work),
         });
+        let now = Instant::now();
         let options = Options {
             cache_bytes,
             meta_cache_bytes: META_CACHE_BYTES,
@@ -170,12 +176,11 @@ impl FsService {
             careful_writes: CAREFUL_WRITES,
             spawn,
             seed,
-            now_ms: 0,
+            clock: Clock::since(now),
             made_ns: unix_time_ns(),
             made_by,
             go_back,
         };
-        let now = Instant::now();
         let fs = Fs::open(Arc::clone(&device), options)?;
         let pool_of_calls = Arc::downgrade(&pool);
         let calls = Calls {
@@ -185,7 +190,7 @@ impl FsService {
             pool: pool_of_calls,
             is_renewing: AtomicBool::new(false),
         };
-        let parked = Parked(fs.clone());
+        let parked = Parked { fs: fs.clone(), pool: Arc::clone(&pool) };
         Ok(FsService {
             calls: Arc::new(calls),
             fs,
@@ -206,7 +211,7 @@ impl FsService {
     /// Brings everything to the disk.
     pub fn close(self) -> Result<(), Failure> {
         let fs = self.fs.clone();
-        drop(self.pool);
+        self.pool.end();
         match fs.failed() {
             Some(errno) => Err(format!("the volume failed: {errno}").into()),
             None => fs.sync().and_then(|()| fs.checkpoint()).map_err(|errno| errno.to_string().into()),

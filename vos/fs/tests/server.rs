@@ -136,6 +136,30 @@ fn what_outlasts_the_hold_happens_once() {
 }
 
 #[test]
+fn client_that_is_asked_after_nothing_happened_for_long_has_all_its_time_to_give_back() {
+    let world = World::new();
+    let device = Arc::new(MemoryDevice::new(VOLUME_BYTES));
+    let _server = serve(&world, &device);
+    let [reader, writer] = [(); 2].map(|()| world.blocking(Endpoint::FS, size()));
+    let file = create(&writer, "file", 1);
+    let look = || reader.call(Op::new(api::LOOKUP, [1, 0, 0]).out(b"file").room(128));
+    assert!(look().is_ok_and(|answer| answer.results[3] & api::LEASE != 0));
+    // What was made is in a checkpoint by then, and the server has had nothing to look at the time for.
+    std::thread::sleep(Duration::from_millis(3000 + api::RECALL_MS + 500));
+    std::thread::scope(|scope| {
+        let (told, hears) = sync_channel(1);
+        scope.spawn(move || {
+            append(&writer, file, b"more", 2);
+            told.send(()).expect("the test hears it");
+        });
+        assert!(hears.recv_timeout(Duration::from_millis(api::RECALL_MS / 3)).is_err(), "it waits for the reader");
+        reader.call(Op::new(api::RELEASED, [1 << 32, 0, 0])).expect("the reader is not fenced");
+        assert_eq!(hears.recv(), Ok(()));
+    });
+    assert!(look().is_ok(), "the reader is not fenced");
+}
+
+#[test]
 fn nothing_is_lost_or_done_twice_while_the_server_is_restarted() {
     let world = World::new();
     let device = Arc::new(MemoryDevice::new(VOLUME_BYTES));

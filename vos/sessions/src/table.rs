@@ -364,6 +364,12 @@ impl<W> Table<W> {
         session.and_then(|session| session.in_flight.remove(&mark.sequence)).unwrap_or_default()
     }
 
+    /// The server ends: whoever waits besides the first for what is in flight.
+    pub fn abandon(&mut self) -> Vec<W> {
+        let in_flight = self.sessions.values_mut().flat_map(|session| session.in_flight.values_mut());
+        in_flight.flat_map(std::mem::take).collect()
+    }
+
     /// Where the reply of an executed operation lies.
     pub fn executed(&self, mark: Mark) -> Option<Place> {
         self.sessions.get(&mark.session)?.place(mark.sequence)

@@ -34,7 +34,7 @@ pub enum PoolError {
 /// A bounded pool of worker threads. Dropping it lets the jobs that were handed over finish first.
 pub struct WorkerPool {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 #[derive(Default)]
@@ -57,11 +57,11 @@ impl WorkerPool {
             return Err(PoolError::BadSize);
         }
         let shared = Arc::new(Shared::default());
-        let mut pool = WorkerPool { shared: Arc::clone(&shared), threads: Vec::with_capacity(threads) };
+        let pool = WorkerPool { shared: Arc::clone(&shared), threads: Mutex::default() };
         for index in 0..threads {
             let shared = Arc::clone(&shared);
             let builder = std::thread::Builder::new().name(format!("{name}-{index}"));
-            pool.threads.push(builder.spawn(move || work(&shared)).map_err(PoolError::Spawn)?);
+            pool.threads.lock().push(builder.spawn(move || work(&shared)).map_err(PoolError::Spawn)?);
         }
         Ok(pool)
     }
@@ -82,10 +82,18 @@ impl WorkerPool {
 
 impl Drop for WorkerPool {
     fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl WorkerPool {
+    /// Returns when the jobs that were handed over are finished. What is handed over later may not be done.
+    pub fn end(&self) {
         self.shared.state.lock().closing = true;
         self.shared.work.notify_all();
         let this_thread = std::thread::current().id();
-        for thread in self.threads.drain(..) {
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for thread in threads {
             // The last owner may be a job itself; a thread cannot wait for its own end.
             if thread.thread().id() != this_thread {
                 let _ = thread.join();

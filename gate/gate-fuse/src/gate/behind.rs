@@ -382,11 +382,12 @@ impl<B: Backend> Gate<B> {
             0 if are_names || self.is_directory(ino) => self.note_names_told(directories, done.results),
             0 if self.is_file(ino) => self.note_terms(ino, done.results),
             0 => {}
-            GONE if !are_names => self.give_up(ino)?,
+            GONE if !are_names => self.give_up(ino, GONE)?,
             errno => {
                 self.has_room &= is_lock;
-                self.names_not_kept(&told, errno as i32);
-                directories.into_iter().for_each(|ino| self.not_kept(ino, errno as i32));
+                let errno = for_programs(errno);
+                self.names_not_kept(&told, errno);
+                directories.into_iter().for_each(|ino| self.not_kept(ino, errno));
             }
         }
         // Others may have what is told as any change.
@@ -445,11 +446,7 @@ impl<B: Backend> Gate<B> {
                 self.found(ino, Some(attr.ctime_ns.get()), is_exclusive)?;
             }
             (GONE, _) if self.behind.may_be_missing(ino) => self.found(ino, None, true)?,
-            (GONE, _) => self.give_up(ino)?,
-            (errno, _) => {
-                self.give_up(ino)?;
-                self.not_kept(ino, if errno == 0 { libc::EIO } else { errno as i32 });
-            }
+            (errno, _) => self.give_up(ino, errno)?,
         }
         Ok(())
     }
@@ -466,10 +463,16 @@ impl<B: Backend> Gate<B> {
         Ok(())
     }
 
-    fn give_up(&mut self, ino: u64) -> Result<(), GateError> {
+    /// Nothing of an inode's chain is told any more, because of what the server said of the inode. A file that is gone
+    /// nobody misses; names, and what was promised of other inodes together with them, somebody does.
+    fn give_up(&mut self, ino: u64, errno: u32) -> Result<(), GateError> {
         let lost = self.behind.give_up(ino);
         self.forget_promises(&lost)?;
-        self.names_not_kept(&lost, libc::EIO);
+        let has_names = lost.iter().any(|promise| matches!(promise.change, Change::Name(_)));
+        let (is_missed, errno) = (has_names || errno != GONE, for_programs(errno));
+        self.names_not_kept(&lost, errno);
+        let inos: BTreeSet<u64> = lost.iter().flat_map(Promise::directories).chain([ino]).collect();
+        inos.into_iter().filter(|it| is_missed || *it != ino).for_each(|ino| self.not_kept(ino, errno));
         self.settle(&lost, false, None);
         Ok(())
     }
@@ -563,13 +566,18 @@ impl<B: Backend> Gate<B> {
     /// What whoever syncs or closes the file has to be told of.
     pub(super) fn failure(&mut self, request: &Request<'_>, has_locks: bool) -> Option<i32> {
         match request.body {
-            Body::Fsync(_) => self.behind.take_failure(request.header.nodeid),
+            Body::Fsync(_) | Body::Fsyncdir => self.behind.take_failure(request.header.nodeid),
             Body::Flush(head) if !has_locks && self.state.may_write(head.fh) => {
                 self.behind.failure(request.header.nodeid)
             }
             _ => None,
         }
     }
+}
+
+/// What a program hears of a promise that was not kept, by what the server said.
+fn for_programs(status: u32) -> i32 {
+    if matches!(status, 0 | GONE) { libc::EIO } else { status as i32 }
 }
 
 /// Journal key of what tells promises, by the number of the first. Keys of open files are below for all that the table

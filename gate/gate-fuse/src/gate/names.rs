@@ -392,9 +392,18 @@ impl<B: Backend> Gate<B> {
     pub(super) fn names_not_kept(&mut self, lost: &[Promise], errno: i32) {
         for promise in lost {
             let Change::Name(naming) = &promise.change else { continue };
-            if naming.entry(promise.time_ns).is_some() {
-                let name = String::from_utf8_lossy(&naming.name);
-                tracing::error!(directory = promise.ino, ?name, "a name that its program was told to be there is lost");
+            let (directory, name) = (promise.ino, String::from_utf8_lossy(&naming.name));
+            match &naming.what {
+                What::Made(_) | What::Linked(_) => {
+                    tracing::error!(directory, ?name, "a name that its program was told to be there is lost");
+                }
+                What::Removed | What::Unlinked => {
+                    tracing::error!(directory, ?name, "a name that its program was told to be gone is not");
+                }
+                What::Moved { to, goal, .. } => {
+                    let (to, goal) = (String::from_utf8_lossy(to), goal.map_or(directory, |goal| goal.directory));
+                    tracing::error!(directory, ?name, goal, ?to, "what its program was told to be moved is not");
+                }
             }
             if naming.makes(naming.ino) {
                 self.not_kept(naming.ino, errno);

@@ -172,9 +172,7 @@ impl Leases {
 
     /// Time passes.
     pub fn tick(&self, now_ms: u64) {
-        let mut state = self.state.lock();
-        state.now_ms = now_ms;
-        state.ask_idle(now_ms);
+        self.state.lock().ask_idle(now_ms);
     }
 
     /// Whether anybody has anything exclusively, which may become idle.

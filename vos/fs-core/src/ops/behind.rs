@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use vos_api::fs::{
-    self as api, BEHIND_COUNT_MAX, CONTENT_BYTES_MAX, Create, LINKS, MAKES, MOVES, MOVES_TO, NameChange, Names, OF,
-    REMOVES,
+    self as api, BEHIND_COUNT_MAX, CONTENT_BYTES_MAX, Create, LINKS, MAKES, MOVES, MOVES_TO, NAMES_BYTES_MAX,
+    NameChange, Names, OF, REMOVES,
 };
 
 use crate::alloc::Claim;
@@ -24,8 +24,8 @@ use crate::txn::{Txn, checked};
 
 /// Numbers that a session is given at a time.
 const NUMBERS: u64 = 1024;
-/// Bytes of names and what follows them in one request: what they become is below what a record may have.
-const BYTES_MAX: usize = 256 << 10;
+/// One record has room for them, with what becomes of them.
+const _: () = assert!(2 * NAMES_BYTES_MAX <= crate::log::RECORD_BYTES_MAX);
 
 struct Changed<'a> {
     head: NameChange,
@@ -66,7 +66,7 @@ fn parse<'a>(it: &Names<'a>) -> Result<Told<'a>, Errno> {
     }
     let short: usize = changes.iter().filter(|change| !change.is_file()).map(|it| it.name.len() + it.more.len()).sum();
     let are_few = changes.len() <= BEHIND_COUNT_MAX && times.len() <= BEHIND_COUNT_MAX;
-    if are_few && short <= BYTES_MAX { Ok(Told { changes, times }) } else { Err(Errno::Invalid) }
+    if are_few && short <= NAMES_BYTES_MAX { Ok(Told { changes, times }) } else { Err(Errno::Invalid) }
 }
 
 impl Changed<'_> {
