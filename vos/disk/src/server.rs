@@ -35,14 +35,14 @@ pub fn main_from_spawn() -> ExitCode {
 }
 
 enum AnyDisk {
-    Plain(Disk),
+    Plain(Box<Disk>),
     Mirrored(Box<MirroredDisk>),
 }
 
 impl AnyDisk {
     fn service(&mut self) -> &mut dyn Service {
         match self {
-            AnyDisk::Plain(disk) => disk,
+            AnyDisk::Plain(disk) => &mut **disk,
             AnyDisk::Mirrored(disk) => &mut **disk,
         }
     }
@@ -87,7 +87,7 @@ fn open(boot: &mut Boot) -> Result<AnyDisk, Failure> {
     let fence = boot.spawn.take_fd("fence").map(KeptFence::open).transpose()?.unwrap_or_default();
     let owner = boot.spawn.option_as("owner", Endpoint::from_u64)?;
     let entrance = owner.map_or_else(Entrance::open, |owner| Entrance::of_owner(owner, fence));
-    let Some(set) = set else { return Ok(AnyDisk::Plain(Disk::new(volume, entrance, boot.spawn.epoch)?)) };
+    let Some(set) = set else { return Ok(AnyDisk::Plain(Box::new(Disk::new(volume, entrance, boot.spawn.epoch)?))) };
     let desk = boot.spawn.take_fd("desk").ok_or(SpawnError::Missing("fds.desk"))?;
     let disk = MirroredDisk::open(volume, entrance, &set, desk, &boot.port, boot.spawn.epoch, &boot.handle)?;
     Ok(AnyDisk::Mirrored(Box::new(disk)))

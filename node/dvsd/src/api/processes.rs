@@ -31,11 +31,14 @@ use super::words::{self, Asked};
 use super::{Api, blocking, is_forwarded, parse, read_body, stream, wants_stream};
 use crate::level;
 use crate::reconcile::parts::{keeper_socket, programs_dir};
-use crate::records::DcView;
+use crate::records::{DcView, Desired};
 use crate::spec;
 
 /// Bytes of a log passed on at a time.
 const LOG_CHUNK: usize = 16 * 1024;
+/// How long a program waits for its container's part on a node that comes back.
+const PART_LIMIT: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// How long a program waits until the file tree is there: a node that comes back mounts it after its keeper began.
 const TREE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -452,7 +455,10 @@ async fn begin(api: &Arc<Api>, view: &DcView, incoming: Incoming, start: Start) 
     if start.run().is_some() {
         demand_goes_on(&view.record)?;
     }
-    let mut keeper = keeper(api, view).await?;
+    let mut keeper = match start.run() {
+        Some(_) if view.record.desired == Desired::Running => coming_keeper(api, view).await?,
+        _ => keeper(api, view).await?,
+    };
     if let Some(run) = start.run() {
         let (is_named, is_restrained) = (run.user.is_some(), run.is_restrained());
         keeper = blocking(move || match keeper.wait_for_tree(TREE_LIMIT)? {
@@ -505,6 +511,19 @@ fn refuse_failed(view: &DcView) -> Result<(), Failure> {
 }
 
 /// A connection to the container's keeper on this node.
+/// Of a container that should run here: its part comes in a moment where the node is just back.
+async fn coming_keeper(api: &Arc<Api>, view: &DcView) -> Result<KeeperClient, Failure> {
+    let until = tokio::time::Instant::now() + PART_LIMIT;
+    loop {
+        match keeper(api, view).await {
+            Err(Failure(error)) if error.kind == ErrorKind::Conflict && tokio::time::Instant::now() < until => {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+            other => return other,
+        }
+    }
+}
+
 async fn keeper(api: &Arc<Api>, view: &DcView) -> Result<KeeperClient, Failure> {
     let socket = keeper_socket(&api.context.config.dc_run_dir(view.record.id));
     let (dc, node) = (view.record.spec.name.clone(), api.context.config.node.clone());
