@@ -70,7 +70,7 @@ fn run() -> Result<(), Problem> {
     let client: UnixStream = spawn.take_fd("client").ok_or(SpawnError::Missing("client"))?.into();
     client.set_nonblocking(false)?;
     let mut early = Vec::new();
-    spawn.take_fd("early").map(|early| File::from(early)).map_or(Ok(0), |mut file| file.read_to_end(&mut early))?;
+    spawn.take_fd("early").map(File::from).map_or(Ok(0), |mut file| file.read_to_end(&mut early))?;
     let spill = spawn.take_fd("spill").map(File::from);
     let broker = spawn.take_broker()?;
     give_up_privileges(sys::harden::Identity { uid: spawn.uid, gid: spawn.gid })?;

@@ -107,7 +107,7 @@ async fn turn(api: &Arc<Api>, view: &DcView, disk: &str) -> Result<Turn, Failure
         let held = held.map_err(|refused| {
             let what = format!("disk '{disk}' of container '{dc}' cannot be copied now");
             match refused {
-                NoTurn::Taken => conflict(what, &refused.to_string(), "again, when that is done"),
+                NoTurn::Taken => conflict(what, refused.to_string(), "again, when that is done"),
                 other => failure(ErrorKind::Unavailable, format!("{what}: {other}"), "dvs doctor; again"),
             }
         })?;

@@ -197,8 +197,8 @@ fn with_disk(
         return Err(DiskRefusal::TooMany);
     };
     let taken: BTreeSet<usize> = instances.iter().filter(|one| is_disk(one)).map(|one| one.index).collect();
-    let of_people = taken.iter().filter(|index| **index != placer::STORE_DISK_INDEX);
-    let after = of_people.last().map_or(0, |last| last + 1);
+    let mut of_people = taken.iter().filter(|index| **index != placer::STORE_DISK_INDEX);
+    let after = of_people.next_back().map_or(0, |last| last + 1);
     let mut positions = (after..DISKS_PER_DC as usize).chain(1..after);
     let index = positions.find(|index| !taken.contains(index)).ok_or(DiskRefusal::TooMany)?;
     let set = wanted.is_replicated().then_some(drawn.set);

@@ -685,7 +685,9 @@ impl Makers {
         state.under_way.insert(work.path.clone(), bytes);
         drop(state);
         // Fails only when no thread is left, and they stay as long as we do.
-        if let Some(Err(refused)) = self.queue.as_ref().map(|queue| queue.send(work)) {
+        if let Some(queue) = &self.queue
+            && let Err(refused) = queue.send(work)
+        {
             self.shared.done(&refused.0.path, Err(io::ErrorKind::BrokenPipe.into()));
         }
     }
