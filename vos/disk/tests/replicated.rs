@@ -261,7 +261,7 @@ fn disk_is_read_as_it_was_while_others_write() {
     std::thread::scope(|scope| {
         let later = scope.spawn(|| (0..BLOCKS).for_each(|index| write(index, 2)));
         // Until all is read: what is wanted, and after that the next one.
-        let mut left: Vec<u64> = (0..BLOCKS * BLOCK as u64 >> 20).rev().collect();
+        let mut left: Vec<u64> = (0..(BLOCKS * BLOCK as u64) >> 20).rev().collect();
         while let Some(next) = left.last().copied() {
             let wanted = reader.wanted(Duration::from_millis(20)).expect("told");
             let extent = wanted.into_iter().find(|extent| left.contains(extent)).unwrap_or(next);

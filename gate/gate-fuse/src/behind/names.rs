@@ -659,7 +659,8 @@ mod tests {
             rest = left;
         }
         let goal = [&OTHER.to_le_bytes()[..], b"b"].concat();
-        let expected: [(u16, u64, u64, &[u8], &[u8]); 6] = [
+        type Shown<'a> = (u16, u64, u64, &'a [u8], &'a [u8]);
+        let expected: [Shown<'_>; 6] = [
             (MAKES, 10, 101, b"a", b""),
             (MOVES_TO, 11, 102, b"x", &goal),
             (OF, OTHER, 103, b"", b""),
