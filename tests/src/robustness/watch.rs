@@ -144,11 +144,11 @@ pub fn watch(site: &Site, notes: &Notes) -> Vec<Life> {
         for process in table(site) {
             let thing = match (&process.role, process.dc, process.endpoint) {
                 // One that was cut off lingers, and answers nobody once another one is served by what both stand on:
-                // what programs read of files says whether that is so.
-                (Some(Role::Fs | Role::Disk | Role::Copy), Some(dc), Some(endpoint)) => {
+                // what programs read of files and keys says whether that is so.
+                (Some(Role::Fs | Role::Ds | Role::Disk | Role::Copy), Some(dc), Some(endpoint)) => {
                     format!("container {dc} endpoint {endpoint} on {}", NODES[process.node])
                 }
-                (Some(Role::Ds | Role::Cs | Role::Gate), Some(dc), Some(endpoint)) => {
+                (Some(Role::Cs | Role::Gate), Some(dc), Some(endpoint)) => {
                     format!("container {dc} endpoint {endpoint}")
                 }
                 (Some(Role::Member | Role::Daemon | Role::Proxy), ..) => {

@@ -448,7 +448,7 @@ mod tests {
                         left.push(file.clone());
                     }
                     2 => {
-                        memory.lose_power(|at| (at as u64 + seed) % 3 == 0);
+                        memory.lose_power(|at| (at as u64 + seed).is_multiple_of(3));
                         store = DiskFile::open(memory.clone()).unwrap();
                         let mut now = vec![0; file.len()];
                         store.read(0, &mut now).unwrap();

@@ -242,6 +242,7 @@ fn all() -> Result<Vec<QuotaView>, Errno> {
             from = from.max(number + 1);
         }
     }
+    all.sort_by(|one, other| one.path.cmp(&other.path));
     Ok(all)
 }
 
