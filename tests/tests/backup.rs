@@ -299,6 +299,7 @@ nodes = ["n1", "n2"]
 name = "root"
 bytes = 67108864
 node = "n1"
+replicas = 1
 
 [[disks]]
 name = "data"
@@ -311,6 +312,7 @@ name = "scratch"
 bytes = 33554432
 store = "sparse"
 node = "n1"
+replicas = 1
 "#;
 
 /// Of a program on a node's machine.
