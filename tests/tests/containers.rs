@@ -268,7 +268,9 @@ fn last_of_a_nodes_memory_goes_to_one_of_two_who_ask_two_daemons_for_it_at_the_s
         assert!(cluster.ok(&["node", "ls"]).contains("PROMISED"));
         let (winner, _) = made[0];
         let inspected = cluster.json(&["dc", "inspect", winner, "-o", "json"]);
-        assert_eq!(inspected["spec"]["disks"], serde_json::json!([]), "nobody asked for a certain disk");
+        let described = &inspected["spec"]["disks"][0];
+        let usual = (&described["node"], &described["replicas"]);
+        assert_eq!(usual, (&serde_json::Value::Null, &2.into()), "nobody asked for a certain disk");
         let placed = inspected["placement"]["instances"].as_array().expect("a list");
         let disk = placed.iter().find(|one| one["name"] == "disk-root").expect("a disk");
         assert_eq!((&disk["node"], &disk["why"]["kind"]), (&"n1".into(), &"fewest-servers".into()));
