@@ -48,15 +48,7 @@ const LOOK_AFTER: u64 = 64;
 
 /// Runs a copier to its end. How it went the client hears.
 pub fn main_from_spawn() -> ExitCode {
-    vos_rt::log::begin(NAME);
-    sys::log::end_on_panic();
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            vos_rt::log::failure(NAME, &*error);
-            ExitCode::FAILURE
-        }
-    }
+    crate::spawn::to_its_end(NAME, run)
 }
 
 type Problem = Box<dyn Error + Send + Sync>;

@@ -26,12 +26,17 @@ const SYSTEM_CALLS: &[libc::c_long] = &[libc::SYS_accept4, libc::SYS_setsockopt]
 
 /// Runs a gate process to its end: 0 when it was asked to stop.
 pub fn main_from_spawn() -> ExitCode {
-    vos_rt::log::begin(NAME);
+    to_its_end(NAME, run)
+}
+
+/// Runs a process of this crate, and logs why it failed.
+pub(crate) fn to_its_end(name: &'static str, run: fn() -> Result<(), Box<dyn Error + Send + Sync>>) -> ExitCode {
+    vos_rt::log::begin(name);
     sys::log::end_on_panic();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            vos_rt::log::failure(NAME, &*error);
+            vos_rt::log::failure(name, &*error);
             ExitCode::FAILURE
         }
     }
