@@ -108,7 +108,7 @@ mod tests {
             packages.workspace_packages().into_iter().map(|package| (package.name.as_str(), package)).collect();
         let found = imports(ours["ds"], &ours);
         assert!(found.code.contains("sessions") && !found.code.contains("broker"));
-        assert!(found.tests.contains("libvos") && !found.code.contains("libvos"));
+        assert!(found.tests.contains("disk") && !found.code.contains("disk"));
     }
 
     #[test]
