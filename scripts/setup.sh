@@ -60,6 +60,8 @@ git:looks at many small files
 nginx-light|nginx:answers through published ports
 wrk:asks it
 curl:fetches long files
+postgresql:keeps its data in the file tree
+stress-ng:asks many things of a file tree
 nftables:forwards, the peer of published ports and the way out
 iproute2:makes networks for it
 "

@@ -58,7 +58,7 @@ const EXAMPLES: &str = "Examples:
   dvs-bench proxy                                        two nodes on this machine, about three minutes; needs root
   dvs-bench proc                                         a cluster of three nodes on this machine, ten minutes; needs root
   dvs-bench disk                                         a cluster of three nodes on this machine, ten minutes; needs root
-  dvs-bench fs                                           a cluster of three nodes on this machine, five minutes; needs root
+  dvs-bench fs                                           a cluster of three nodes on this machine, twenty minutes; needs root
   dvs-bench reach                                        a cluster of three nodes on this machine, four minutes; needs root
   dvs-bench ipc --only pipe,m3ipc-adaptive --placement free --pairs 1 --clients 1 --rounds 9
   dvs-bench ipc --section death
@@ -76,7 +76,7 @@ enum Command {
     Proc(processes::Arguments),
     /// Files of a container whose disk has two copies, beside one with one copy and the machine's own file system.
     Disk(disks::Arguments),
-    /// Small files of a container whose servers are on another node, beside a FUSE pass-through.
+    /// Files of a container whose servers are on another node, beside a FUSE pass-through.
     Fs(trees::Arguments),
     /// Published ports and the way out beside the kernel's forwarding; `dvs run` and `dvs ps`.
     Reach(reach::Arguments),

@@ -42,6 +42,18 @@ pub fn long_file(file: &Path, bytes: u64) -> Outcome<f64> {
     Ok(bytes as f64 / 1e6 / begun.elapsed().as_secs_f64())
 }
 
+/// A file from its beginning to its end: MB/s.
+pub fn read_file(path: &Path) -> Outcome<f64> {
+    let (mut file, mut piece, mut bytes) = (File::open(path)?, vec![0; PIECE], 0);
+    let begun = Instant::now();
+    loop {
+        match file.read(&mut piece)? {
+            0 => break Ok(bytes as f64 / 1e6 / begun.elapsed().as_secs_f64()),
+            read => bytes += read,
+        }
+    }
+}
+
 /// Files of a block each in a new directory, durable as a whole: so many a second.
 pub fn small_files(directory: &Path, count: u32) -> Outcome<f64> {
     fs::create_dir(directory)?;

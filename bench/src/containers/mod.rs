@@ -4,19 +4,21 @@
 //! - [`program`]: what runs natively, and in a container.
 //! - [`files`]: the programs among them that write files.
 //! - [`tree`]: those that do what people do with many small files.
+//! - [`tools`]: those that start programs of others.
+//! - [`nginx`]: web servers.
 //! - [`results`]: what was measured, what is to be reached, and how it is shown.
 
 mod files;
+pub mod nginx;
 pub mod program;
 pub mod results;
 pub mod testbed;
+mod tools;
 pub mod tree;
 
-use std::fmt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::ValueEnum;
 use serde::de::DeserializeOwned;
 
 use crate::Outcome;
@@ -51,11 +53,6 @@ impl Common {
         print!("{}", results.table());
         crate::finish(results, &results.bars(part), self.json.as_deref(), self.check)
     }
-}
-
-/// As it is typed.
-pub fn name_of(section: &impl ValueEnum, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    f.write_str(section.to_possible_value().as_ref().map_or("", |value| value.get_name()))
 }
 
 /// Figures that a program wrote.

@@ -13,7 +13,8 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, test_kill_
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use super::{files, tree};
+pub use super::tools::Classes;
+use super::{files, tools, tree};
 use crate::Outcome;
 use crate::mechanism::{Caller, STOP, m3ipc};
 use crate::role::new_latencies;
@@ -66,6 +67,8 @@ pub enum Program {
     DurableWrites { file: PathBuf, count: u32 },
     /// A long file; MB/s until it is durable.
     LongFile { file: PathBuf, bytes: u64 },
+    /// A file from its beginning to its end; MB/s.
+    ReadFile { file: PathBuf },
     /// Small files; so many a second.
     SmallFiles { directory: PathBuf, count: u32 },
     /// Makes a repository of so many small files, and an archive of it.
@@ -74,6 +77,10 @@ pub enum Program {
     Tree { directory: PathBuf, count: u32 },
     /// Makes files once its input ends; milliseconds.
     MakeFiles { directory: PathBuf, name: String, count: u32 },
+    /// PostgreSQL with its data there; transactions a second.
+    Database { directory: PathBuf, seconds: u32 },
+    /// Classes of stress-ng; operations a second of each.
+    Classes { directory: PathBuf, classes: Vec<String> },
     /// Writes until its input ends; milliseconds of the longest write.
     LongestPause { file: PathBuf },
     /// A server that takes its time to start, and answers every request of HTTP.
@@ -117,10 +124,13 @@ pub fn run(program: &Program) -> Outcome<()> {
         Program::Call { endpoint, seconds } => tell(&call(endpoint, Duration::from_secs_f64(*seconds))?),
         Program::DurableWrites { file, count } => tell(&files::durable_writes(file, *count)?),
         Program::LongFile { file, bytes } => tell(&files::long_file(file, *bytes)?),
+        Program::ReadFile { file } => tell(&files::read_file(file)?),
         Program::SmallFiles { directory, count } => tell(&files::small_files(directory, *count)?),
         Program::PrepareTree { directory, count } => tree::prepare(directory, *count),
         Program::Tree { directory, count } => tell(&tree::measure(directory, *count)?),
         Program::MakeFiles { directory, name, count } => tell(&tree::make_files(directory, name, *count)?),
+        Program::Database { directory, seconds } => tell(&tools::database(directory, *seconds)?),
+        Program::Classes { directory, classes } => tell(&tools::classes(directory, classes)?),
         Program::LongestPause { file } => tell(&files::longest_pause(file)?),
         Program::Serve { port, after_ms } => serve(*port, Duration::from_millis(*after_ms)),
     }

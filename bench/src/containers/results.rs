@@ -83,6 +83,25 @@ pub enum Subject {
     Blocks,
     /// Files that three nodes make in one directory.
     Crowd,
+    /// A long file that another node wrote, for the first time; links not encrypted, and encrypted.
+    ColdReadPlain,
+    ColdReadTls,
+    /// One that is written until it is durable.
+    FarWritePlain,
+    FarWriteTls,
+    /// A site of many files, into the tree, and fetched from a web server of another node.
+    Import,
+    Fetch,
+    /// Of pgbench, one client.
+    Transactions,
+    /// Operations of stress-ng.
+    StressFcntl,
+    StressFlock,
+    StressUtime,
+    StressChmod,
+    StressDentry,
+    StressLease,
+    StressSeek,
 }
 
 /// What is measured together.
@@ -150,6 +169,14 @@ impl Subject {
             Subject::PsOwn | Subject::PsAll | Subject::Job | Subject::LostNode => Unit::Ms,
             Subject::LostDisk | Subject::LostStorage | Subject::LostStorageAndLeader => Unit::Ms,
             Subject::FarKill | Subject::FarSendrec | Subject::DurableWrite => Unit::Us,
+            Subject::ColdReadPlain | Subject::ColdReadTls => Unit::MbPerSecond,
+            Subject::FarWritePlain | Subject::FarWriteTls => Unit::MbPerSecond,
+            Subject::Import | Subject::Fetch => Unit::Ms,
+            Subject::Transactions | Subject::StressFcntl | Subject::StressFlock | Subject::StressUtime => {
+                Unit::PerSecond
+            }
+            Subject::StressChmod | Subject::StressDentry => Unit::PerSecond,
+            Subject::StressLease | Subject::StressSeek => Unit::PerSecond,
             Subject::Idle => Unit::Percent,
         }
     }
@@ -218,6 +245,20 @@ impl Subject {
             Subject::RecordLock => "fcntl lock and unlock",
             Subject::Blocks => "writes of 4 KiB",
             Subject::Crowd => "60 files in one directory by three nodes",
+            Subject::ColdReadPlain => "256 MiB of another node, read for the first time, TLS off",
+            Subject::ColdReadTls => "256 MiB of another node, read for the first time, TLS on",
+            Subject::FarWritePlain => "256 MiB until they are durable, TLS off",
+            Subject::FarWriteTls => "256 MiB until they are durable, TLS on",
+            Subject::Import => "import of 19,600 files, 400 MB",
+            Subject::Fetch => "19,600 files fetched from a web server of another node",
+            Subject::Transactions => "pgbench, one client",
+            Subject::StressFcntl => "stress-ng fcntl",
+            Subject::StressFlock => "stress-ng flock",
+            Subject::StressUtime => "stress-ng utime",
+            Subject::StressChmod => "stress-ng chmod",
+            Subject::StressDentry => "stress-ng dentry",
+            Subject::StressLease => "stress-ng lease",
+            Subject::StressSeek => "stress-ng seek",
         }
     }
 }
@@ -309,7 +350,7 @@ const OF_REACH: [(&str, Subject, Manner, f64); 4] = [
 ];
 
 /// The same of files whose servers are on another node.
-const OF_TREES: [(&str, Subject, Manner, f64); 15] = [
+const OF_TREES: [(&str, Subject, Manner, f64); 27] = [
     ("warm read", Subject::WarmRead, Manner::Native, 0.65),
     ("cached stat", Subject::Stat, Manner::Native, 0.75),
     ("open + read + close, held", Subject::HeldRead, Manner::PassThrough, 0.5),
@@ -325,6 +366,18 @@ const OF_TREES: [(&str, Subject, Manner, f64); 15] = [
     ("flock + unlock", Subject::Flock, Manner::PassThrough, 0.5),
     ("fcntl lock + unlock", Subject::RecordLock, Manner::PassThrough, 0.5),
     ("writes of 4 KiB", Subject::Blocks, Manner::PassThrough, 0.5),
+    ("a long file for the first time, TLS off", Subject::ColdReadPlain, Manner::Tcp, 0.35),
+    ("a long file for the first time, TLS on", Subject::ColdReadTls, Manner::Rustls, 0.6),
+    ("a long file until durable, TLS off, against 0.4 x disk or TCP", Subject::FarWritePlain, Manner::Allowed, 1.0),
+    ("a long file until durable, TLS on, against 0.4 x disk or rustls", Subject::FarWriteTls, Manner::Allowed, 1.0),
+    ("pgbench, one client", Subject::Transactions, Manner::PassThrough, 0.3),
+    ("stress-ng fcntl", Subject::StressFcntl, Manner::PassThrough, 0.1),
+    ("stress-ng flock", Subject::StressFlock, Manner::PassThrough, 0.1),
+    ("stress-ng utime", Subject::StressUtime, Manner::PassThrough, 0.1),
+    ("stress-ng chmod", Subject::StressChmod, Manner::PassThrough, 0.1),
+    ("stress-ng dentry", Subject::StressDentry, Manner::PassThrough, 0.1),
+    ("stress-ng lease", Subject::StressLease, Manner::PassThrough, 0.1),
+    ("stress-ng seek", Subject::StressSeek, Manner::PassThrough, 0.1),
 ];
 
 /// A disk over NBD, beside each of its peers: of an image by itself, and of a container.
@@ -355,7 +408,7 @@ enum Of {
     Most,
 }
 
-const LIMITS: [(&str, Subject, Of, f64); 12] = [
+const LIMITS: [(&str, Subject, Of, f64); 14] = [
     ("ps -ef, 500 here, 500 on two other nodes", Subject::PsAll, Of::Median, 300.0),
     ("on n2 -- true, p50", Subject::Job, Of::Median, 8.0),
     ("service's node lost, most", Subject::LostNode, Of::Most, 3000.0),
@@ -367,6 +420,9 @@ const LIMITS: [(&str, Subject, Of, f64); 12] = [
     ("150 dvs run -- true at once", Subject::RunsAtOnce, Of::Median, 3000.0),
     ("dvs ps, 1,000 processes on three nodes", Subject::Listing, Of::Median, 150.0),
     ("60 files in one directory by three nodes", Subject::Crowd, Of::Median, 1000.0),
+    // 80 MB/s.
+    ("import of 19,600 files, 400 MB", Subject::Import, Of::Median, 5000.0),
+    ("19,600 files fetched from another node", Subject::Fetch, Of::Median, 15_000.0),
     ("node of disk and fs and etcd's leader lost, most", Subject::LostStorageAndLeader, Of::Most, 5000.0),
 ];
 

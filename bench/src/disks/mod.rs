@@ -8,12 +8,13 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use serde_json::Value;
 
 use crate::Outcome;
 use crate::containers::results::{Manner, Part, Results, Subject};
 use crate::containers::testbed::{NODES, Testbed, eventually, native};
-use crate::containers::{self, Common, read};
+use crate::containers::{Common, read};
 
 /// Both have disk and file server on the first node, where programs write; the other copy is on the second. Who waits
 /// for what is lost runs on the third.
@@ -35,13 +36,13 @@ pub struct Arguments {
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=1000))]
     losses: u32,
     /// What is measured.
-    #[arg(long, value_delimiter = ',', default_values_t = Section::ALL)]
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Section::value_variants().to_vec())]
     section: Vec<Section>,
     #[command(flatten)]
     common: Common,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Section {
     /// Durable writes, a long file, small files.
     Writes,
@@ -49,16 +50,6 @@ pub enum Section {
     Losses,
     /// A disk over NBD, of an image alone and of a container, beside other servers of images.
     Nbd,
-}
-
-impl Section {
-    const ALL: [Section; 3] = [Section::Writes, Section::Losses, Section::Nbd];
-}
-
-impl std::fmt::Display for Section {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        containers::name_of(self, f)
-    }
 }
 
 pub fn run(arguments: &Arguments) -> Outcome<ExitCode> {

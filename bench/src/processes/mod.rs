@@ -7,9 +7,11 @@ mod measure;
 
 use std::process::ExitCode;
 
+use clap::ValueEnum;
+
 use crate::Outcome;
+use crate::containers::Common;
 use crate::containers::results::Part;
-use crate::containers::{self, Common};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -20,13 +22,13 @@ pub struct Arguments {
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(1..=1000))]
     losses: u32,
     /// What is measured.
-    #[arg(long, value_delimiter = ',', default_values_t = Section::ALL)]
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Section::value_variants().to_vec())]
     section: Vec<Section>,
     #[command(flatten)]
     common: Common,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Section {
     /// What a container uses that does nothing.
     Idle,
@@ -42,24 +44,6 @@ pub enum Section {
     Bytes,
     /// Services whose node is lost.
     Services,
-}
-
-impl Section {
-    const ALL: [Section; 7] = [
-        Section::Idle,
-        Section::Basics,
-        Section::Table,
-        Section::Signals,
-        Section::Jobs,
-        Section::Bytes,
-        Section::Services,
-    ];
-}
-
-impl std::fmt::Display for Section {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        containers::name_of(self, f)
-    }
 }
 
 pub fn run(arguments: &Arguments) -> Outcome<ExitCode> {

@@ -9,10 +9,12 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
+use clap::ValueEnum;
+
 use crate::Outcome;
 use crate::containers::results::{Manner, Part, Results, Subject};
 use crate::containers::testbed::{DC, NODES, Testbed};
-use crate::containers::{self, Common, median};
+use crate::containers::{Common, median};
 use place::{BIG, Place};
 
 /// Commands of a round, one after the other.
@@ -26,28 +28,18 @@ const LISTINGS: usize = 9;
 #[derive(clap::Args)]
 pub struct Arguments {
     /// What is measured.
-    #[arg(long, value_delimiter = ',', default_values_t = Section::ALL)]
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Section::value_variants().to_vec())]
     section: Vec<Section>,
     #[command(flatten)]
     common: Common,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Section {
     /// Requests and bytes through published ports, bytes through the way out.
     Network,
     /// `dvs run`, `dvs ps`.
     Commands,
-}
-
-impl Section {
-    const ALL: [Section; 2] = [Section::Network, Section::Commands];
-}
-
-impl std::fmt::Display for Section {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        containers::name_of(self, f)
-    }
 }
 
 pub fn run(arguments: &Arguments) -> Outcome<ExitCode> {

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use crate::Outcome;
+use crate::containers::nginx;
 use crate::containers::testbed::{DC, NODES, Served, Testbed, eventually};
 
 /// Where nginx has a long file.
@@ -152,14 +153,8 @@ fn speed(said: &str) -> Outcome<f64> {
     Ok(said.trim().parse::<f64>()? / 1e6)
 }
 
-/// One worker, which answers twelve bytes at once, or sends a file.
+/// Answers twelve bytes at once, or sends a file.
 fn nginx(name: &str, port: u16, root: &str) -> String {
-    let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-        .map(|kind| format!("{kind}_temp_path /tmp/bench-{name}-{kind};\n"))
-        .concat();
-    format!(
-        "user root;\ndaemon off;\nworker_processes 1;\npid /tmp/bench-{name}.pid;\nerror_log stderr crit;\nevents {{}}
-http {{\n{temporary}access_log off;\nsendfile on;\nkeepalive_requests 100000000;
-server {{ listen {port}; location = / {{ return 200 'twelve bytes'; }} location / {{ root {root}; }} }}\n}}\n"
-    )
+    let server = format!("location = / {{ return 200 'twelve bytes'; }} location / {{ root {root}; }}");
+    nginx::configuration(name, port, &server)
 }

@@ -19,6 +19,8 @@ const BROKER: &str = "JOB_PLACE";
 const LONG: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
+    // A shell's background job ignores SIGINT, and so would all that is started here.
+    sys::child::inherit_signals(1 << (libc::SIGPIPE - 1), 0);
     match std::env::var(ROLE).as_deref() {
         Ok("deputy") => deputy(),
         Ok("far") => far(),
