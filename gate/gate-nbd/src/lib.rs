@@ -4,7 +4,6 @@
 //!
 //! | module | is |
 //! |---|---|
-//! | `wire` | pure: numbers of the protocol, requests from bytes, replies to bytes |
 //! | `negotiation` | pure: options, until a client has chosen the export |
 //! | `store` | what is exported, in whole blocks |
 //! | `bytes` | any range of it |
@@ -28,7 +27,9 @@ mod server;
 mod spawn;
 mod store;
 mod tls;
-mod wire;
+
+/// Numbers of the protocol, requests from bytes, replies to bytes.
+use nbd as wire;
 
 pub use copier::main_from_spawn as main_of_copier;
 pub use server::{Exporter, NbdListener};

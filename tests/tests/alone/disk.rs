@@ -120,6 +120,36 @@ fn image_is_a_disk_for_the_clients_of_others() {
 }
 
 #[test]
+fn memory_is_a_disk_and_volumes_of_other_servers_are_passed_on() {
+    if !has("nbdinfo", "libnbd-bin") || !has("qemu-io", "qemu-utils") {
+        return;
+    }
+    let memory = Alone::disk(Path::new("--memory"), &["64M", "--listen", "127.0.0.1:0"]);
+    let passed_on = Alone::disk(Path::new(&memory.uri), &["--listen", "127.0.0.1:0"]);
+    ok("qemu-io", &["-f", "raw", &passed_on.uri, "-c", "write -P 7 1M 64k", "-c", "flush", "-c", "write -z 1M 4k"]);
+    ok("qemu-io", &["-f", "raw", &memory.uri, "-c", "read -P 7 1028k 60k", "-c", "read -P 0 1M 4k"]);
+    let map = ok("nbdinfo", &["--map", "--totals", &passed_on.uri]);
+    assert!(map.contains("hole,zero") && map.lines().count() == 2, "what is a hole there is one here: {map}");
+    let only_read = Alone::disk(Path::new(&memory.uri), &["--listen", "127.0.0.1:0", "--read-only"]);
+    assert!(!run("qemu-io", &["-f", "raw", &only_read.uri, "-c", "write 0 4k"]).status.success());
+    assert_eq!(only_read.end(), Some(0));
+    // With its server the volume ends, and who passes it on.
+    drop(memory);
+    let mut passed_on = passed_on;
+    assert_eq!(passed_on.child.wait().expect("it ends").code(), Some(1));
+    for (what, why) in [
+        ("nbds://127.0.0.1/", "encrypted"),
+        ("nbd://", "nbd://HOST[:PORT]/EXPORT"),
+        (passed_on.uri.as_str(), "nobody can be reached"),
+    ] {
+        let said = refused(&[what, "--listen", "127.0.0.1:0"]);
+        assert!(said.contains(why), "{said}");
+    }
+    let said = refused(&["--memory", "1000", "--listen", "127.0.0.1:0"]);
+    assert!(said.contains("no multiple of 4096"), "{said}");
+}
+
+#[test]
 fn who_has_a_certificate_of_the_authority_is_served_encrypted_and_nobody_else_is() {
     if !has("nbdinfo", "libnbd-bin") {
         return;

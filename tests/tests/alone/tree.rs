@@ -125,6 +125,82 @@ fn refused_tree(arguments: &[&Path]) -> (Option<i32>, String) {
     (done.status.code(), String::from_utf8_lossy(&done.stderr).into_owned())
 }
 
+/// An image for whoever comes to a Unix socket; killed when dropped.
+struct Storage {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Storage {
+    fn serve(image: &Path, socket: &Path) -> Storage {
+        let _ = std::fs::remove_file(socket);
+        let mut command = Command::new("qemu-nbd");
+        command.args(["--persistent", "--format=raw", "--export-name=tree", "--shared=4", "--socket"]).arg(socket);
+        let child = command.arg(image).spawn().expect("it starts");
+        let began = Instant::now();
+        while std::os::unix::net::UnixStream::connect(socket).is_err() {
+            assert!(began.elapsed() < Duration::from_secs(10), "qemu-nbd does not listen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Storage { child, socket: socket.to_owned() }
+    }
+
+    fn uri(&self) -> PathBuf {
+        format!("nbd+unix:///tree?socket={}", self.socket.display()).into()
+    }
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn tree_is_on_a_volume_of_a_server_of_others_and_ends_with_it_as_without_power() {
+    if !has("qemu-nbd", "qemu-utils") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let (image, at) = (dir.path().join("tree.img"), place(dir.path(), "tree"));
+    std::fs::File::create(&image).and_then(|file| file.set_len(256 << 20)).expect("an image");
+    let storage = Storage::serve(&image, &dir.path().join("storage"));
+    let (status, said) = refused_tree(&[&storage.uri().with_file_name("other"), &at]);
+    assert!(status == Some(1) && said.contains("nbd+unix:///EXPORT?socket=PATH"), "{said}");
+    let tree = Tree::mount(&storage.uri(), &at, None, &[]);
+    let script = "cd $0 && for i in $(seq 200); do echo $i > $i; sync $i; done; cat * | wc -l";
+    let writer = Command::new("sh").args(["-ec", script]).arg(&at).stdout(Stdio::piped()).spawn().expect("sh starts");
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(150));
+        kill_process(tree.server("dvs-server-disk"), Signal::KILL).expect("killed");
+    }
+    let done = writer.wait_with_output().expect("it ends");
+    assert!(done.status.success() && done.stdout == b"200\n", "{done:?}");
+    assert_eq!(tree.end(), Some(0));
+
+    let mut tree = Tree::mount(&storage.uri(), &at, None, &[]);
+    ok("sh", &["-ec", &format!("cd {} && echo kept > kept && sync kept && echo perhaps > other", at.display())]);
+    drop(storage);
+    assert_eq!(tree.child.wait().expect("it ends").code(), Some(1), "nobody goes on with another server");
+    drop(tree);
+    let (status, said) = refused_tree(&[&PathBuf::from("nbd+unix:///tree?socket=/nowhere"), &at]);
+    assert!(status == Some(1) && said.contains("nobody can be reached at /nowhere"), "{said}");
+    // What fsync answered is there, as after a loss of power.
+    let tree = Tree::mount(&image, &at, None, &[]);
+    assert_eq!(std::fs::read(at.join("kept")).expect("it is there"), b"kept\n");
+    assert_eq!(
+        std::fs::read_dir(&at)
+            .expect("a directory")
+            .filter(|entry| {
+                entry.as_ref().is_ok_and(|entry| entry.file_name().to_string_lossy().parse::<u32>().is_ok())
+            })
+            .count(),
+        200
+    );
+    assert_eq!(tree.end(), Some(0));
+}
+
 #[test]
 fn what_is_no_file_tree_is_left_alone() {
     let dir = tempfile::tempdir().expect("a directory");

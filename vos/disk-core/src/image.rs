@@ -6,7 +6,7 @@ use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{Advice, FallocateFlags, FileType, OFlags, SeekFrom};
+use rustix::fs::{Advice, FallocateFlags, FileType, MemfdFlags, OFlags, SeekFrom};
 use rustix::io::Errno;
 use vos_api::disk::{BLOCK_BYTES, host_reserve_bytes};
 
@@ -81,6 +81,12 @@ impl ImageFile {
         }
         let space = space_of(&image.file, kind, bytes).map_err(|errno| os("examine", errno))?;
         Ok(ImageFile { file: image.file, bytes, access, space })
+    }
+
+    /// Of memory, which goes with who has it.
+    pub fn in_memory(bytes: u64) -> Result<ImageFile, ImageError> {
+        let file = rustix::fs::memfd_create("dvs-disk", MemfdFlags::CLOEXEC).map_err(|errno| os("make", errno))?;
+        ImageFile::open(Image { file, bytes: Some(bytes), may_be_longer: false, access: Access::ReadWrite })
     }
 
     /// Whether every block of the range was written before, so that it has its space.
@@ -231,6 +237,7 @@ mod tests {
     use std::fs::File;
 
     use super::*;
+    use crate::testkit;
 
     #[test]
     fn space_that_was_set_aside_stays_so_through_writes_and_discards() {
@@ -264,6 +271,56 @@ mod tests {
         assert_eq!(image.space, Space::Whole);
         image.discard(0, 1 << 20).expect("discard");
         assert_eq!((content(), has() >= 1 << 20), (vec![0; 4096], true));
+    }
+
+    #[test]
+    fn files_memory_and_devices_are_media() {
+        const BYTES: u64 = 4 << 20;
+        for seed in 1..4 {
+            let named = tempfile::NamedTempFile::new_in("/var/tmp").expect("temporary file");
+            let open = || {
+                let file = named.reopen().expect("it is there").into();
+                let image = Image { file, bytes: Some(BYTES), may_be_longer: false, access: Access::ReadWrite };
+                ImageFile::open(image).expect("an image")
+            };
+            let model = testkit::behaves(&open(), seed);
+            testkit::holds(&open(), &model);
+            testkit::behaves(&ImageFile::in_memory(BYTES).expect("memory"), seed);
+        }
+        let Some(device) = Loop::of(BYTES) else {
+            eprintln!("SKIPPED: no loop device can be made here (root has them)");
+            return;
+        };
+        let open = |bytes| {
+            let file = File::options().read(true).write(true).open(&device.0).expect("a device").into();
+            ImageFile::open(Image { file, bytes, may_be_longer: false, access: Access::ReadWrite })
+        };
+        let image = open(None).expect("a device");
+        assert_eq!((image.bytes(), image.space), (BYTES, Space::Whole));
+        let model = testkit::behaves(&image, 5);
+        drop(image);
+        testkit::holds(&open(Some(BYTES)).expect("the same"), &model);
+        assert!(matches!(open(Some(2 * BYTES)), Err(ImageError::BadSize { found: BYTES })), "no device grows");
+    }
+
+    /// A loop device over a file that has no name, until it is dropped.
+    struct Loop(String);
+
+    impl Loop {
+        fn of(bytes: u64) -> Option<Loop> {
+            let file = tempfile::NamedTempFile::new_in("/var/tmp").ok()?;
+            file.as_file().set_len(bytes).ok()?;
+            let made =
+                std::process::Command::new("losetup").args(["--find", "--show"]).arg(file.path()).output().ok()?;
+            let path = String::from_utf8(made.stdout).ok()?.trim().to_owned();
+            (made.status.success() && !path.is_empty()).then_some(Loop(path))
+        }
+    }
+
+    impl Drop for Loop {
+        fn drop(&mut self) {
+            let _ = std::process::Command::new("losetup").args(["--detach", &self.0]).status();
+        }
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The virtual disk, without a word about rings or processes: what `vos_api::disk` promises, over any medium.
 //!
 //! - [`Volume`]: bounds, alignment, who may change what, what a failed write-back means.
-//! - [`Medium`]: what a volume lies on. [`ImageFile`] is the one there is: a file or block device of the host.
+//! - [`Medium`]: what a volume lies on. [`ImageFile`] is a file of the host, a block device, or memory; another one is
+//!   a volume of an NBD server (`vos/nbd-client`).
 //! - [`Bulk`]: the client's end of a transfer; plain memory is one ([`ReadInto`], [`WriteFrom`]).
 //!
 //! Not here: the server around it, which thread waits for the medium (`vos/disk`); copies (`vos/replica-core`).
@@ -13,6 +14,8 @@
 
 mod image;
 mod medium;
+#[cfg(any(test, feature = "testkit"))]
+pub mod testkit;
 mod volume;
 
 pub use image::{Image, ImageError, ImageFile};

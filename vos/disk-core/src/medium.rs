@@ -1,8 +1,9 @@
 //! What a volume lies on, and the other end of its transfers.
 //!
-//! The rules a volume relies on: a write that returned is seen by every later read, also after the death of this
-//! process; what had returned before [`Medium::flush`] began survives loss of power once it returned. Overlapping
-//! transfers at the same time have no order, as on any disk. All calls may be made by several threads at once.
+//! The rules a volume relies on, which [`crate::testkit`] has as a test for every medium: a write that returned is seen
+//! by every later read, also after the death of this process; what had returned before [`Medium::flush`] began survives
+//! loss of power once it returned. Overlapping transfers at the same time have no order, as on any disk. All calls may
+//! be made by several threads at once.
 
 use std::cell::RefCell;
 use std::os::fd::BorrowedFd;
@@ -21,6 +22,12 @@ pub trait Bulk {
 
     /// Writes its first `bytes` bytes to the file.
     fn drain(&self, file: BorrowedFd<'_>, offset: u64, bytes: u32) -> Result<(), Errno>;
+
+    /// Puts bytes there that came without a file.
+    fn put(&self, at: u32, data: &[u8]) -> Result<(), Errno>;
+
+    /// What is there from `at` on.
+    fn take(&self, at: u32, into: &mut [u8]) -> Result<(), Errno>;
 }
 
 /// Plain memory, for reads.
@@ -55,6 +62,17 @@ impl Bulk for ReadInto<'_> {
     fn drain(&self, _: BorrowedFd<'_>, _: u64, _: u32) -> Result<(), Errno> {
         Err(Errno::NOTSUP)
     }
+
+    fn put(&self, at: u32, data: &[u8]) -> Result<(), Errno> {
+        let mut memory = self.0.borrow_mut();
+        let place = memory.get_mut(at as usize..).and_then(|rest| rest.get_mut(..data.len()));
+        place.ok_or(Errno::RANGE)?.copy_from_slice(data);
+        Ok(())
+    }
+
+    fn take(&self, _: u32, _: &mut [u8]) -> Result<(), Errno> {
+        Err(Errno::NOTSUP)
+    }
 }
 
 /// Plain memory, for writes.
@@ -79,6 +97,16 @@ impl Bulk for WriteFrom<'_> {
                 written => done += written,
             }
         }
+        Ok(())
+    }
+
+    fn put(&self, _: u32, _: &[u8]) -> Result<(), Errno> {
+        Err(Errno::NOTSUP)
+    }
+
+    fn take(&self, at: u32, into: &mut [u8]) -> Result<(), Errno> {
+        let data = self.0.get(at as usize..).and_then(|rest| rest.get(..into.len())).ok_or(Errno::RANGE)?;
+        into.copy_from_slice(data);
         Ok(())
     }
 }

@@ -21,7 +21,11 @@ pub struct Volume {
 
 impl Volume {
     pub fn new(medium: impl Medium + 'static) -> Volume {
-        Volume { medium: Box::new(medium), is_poisoned: AtomicBool::new(false) }
+        Volume::on(Box::new(medium))
+    }
+
+    pub fn on(medium: Box<dyn Medium>) -> Volume {
+        Volume { medium, is_poisoned: AtomicBool::new(false) }
     }
 
     pub fn bytes(&self) -> u64 {
@@ -178,6 +182,16 @@ mod tests {
 
         fn drain(&self, file: BorrowedFd<'_>, offset: u64, bytes: u32) -> Result<(), Errno> {
             rustix::io::pwrite(file, &self.0.borrow()[..bytes as usize], offset).map(drop)
+        }
+
+        fn put(&self, at: u32, data: &[u8]) -> Result<(), Errno> {
+            self.0.borrow_mut()[at as usize..][..data.len()].copy_from_slice(data);
+            Ok(())
+        }
+
+        fn take(&self, at: u32, into: &mut [u8]) -> Result<(), Errno> {
+            into.copy_from_slice(&self.0.borrow()[at as usize..][..into.len()]);
+            Ok(())
         }
     }
 

@@ -1,17 +1,20 @@
 //! The disk server's process: from its spawn record to a service and back.
 //!
-//! Spawn record: descriptors `image` and `fence` (a file beside it, without which the fence lives in memory); options
+//! Spawn record: descriptors `image`, or `volume` (a connection to an NBD server, and options that say what it offers:
+//! `nbd_client::Offer`), and `fence` (a file beside it, without which the fence lives in memory); options
 //! `bytes` (size the volume must have), `may_be_longer` (1: the image may), `read_only` (1) and `owner` (the one
 //! endpoint that may change the volume; without it everybody may). Of a replicated disk: options `set`, `own` (number
 //! of the copy beside it), `copies` and `lost` (all, and those on nodes that were given up: a bit for each number), and
 //! descriptor `desk`; `image` is for reading alone then.
 
+use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use abi::Endpoint;
 use abi::limits::COPIES_PER_DC;
 use disk_core::{Access, Image, ImageFile, Volume};
+use nbd_client::{NbdConnection, NbdVolume, Offer};
 use replica_core::Replica;
 use vos_api::desk::disk_key;
 use vos_rt::{Boot, ClientId, Failure, Hello, HelloReply, Kind, Request, Service, SpawnError, run};
@@ -74,15 +77,15 @@ impl Service for AnyDisk {
 }
 
 fn open(boot: &mut Boot) -> Result<AnyDisk, Failure> {
-    let file = boot.spawn.take_fd("image").ok_or(SpawnError::Missing("fds.image"))?;
-    let bytes = boot.spawn.option_u64("bytes")?;
-    let may_be_longer = boot.spawn.option_u64("may_be_longer")? == Some(1);
     let set = set_options(boot)?;
     let access = match boot.spawn.option_u64("read_only")? {
         None | Some(0) if set.is_none() => Access::ReadWrite,
         _ => Access::ReadOnly,
     };
-    let volume = Volume::new(ImageFile::open(Image { file, bytes, may_be_longer, access })?);
+    let volume = match boot.spawn.take_fd("volume") {
+        Some(socket) => Volume::new(open_nbd(boot, socket, access)?),
+        None => Volume::new(open_image(boot, access)?),
+    };
     tracing::info!(bytes = volume.bytes(), access = ?volume.access(), "volume opened");
     let fence = boot.spawn.take_fd("fence").map(KeptFence::open).transpose()?.unwrap_or_default();
     let owner = boot.spawn.option_as("owner", Endpoint::from_u64)?;
@@ -91,6 +94,21 @@ fn open(boot: &mut Boot) -> Result<AnyDisk, Failure> {
     let desk = boot.spawn.take_fd("desk").ok_or(SpawnError::Missing("fds.desk"))?;
     let disk = MirroredDisk::open(volume, entrance, &set, desk, &boot.port, boot.spawn.epoch, &boot.handle)?;
     Ok(AnyDisk::Mirrored(Box::new(disk)))
+}
+
+fn open_image(boot: &mut Boot, access: Access) -> Result<ImageFile, Failure> {
+    let file = boot.spawn.take_fd("image").ok_or(SpawnError::Missing("fds.image"))?;
+    let bytes = boot.spawn.option_u64("bytes")?;
+    let may_be_longer = boot.spawn.option_u64("may_be_longer")? == Some(1);
+    Ok(ImageFile::open(Image { file, bytes, may_be_longer, access })?)
+}
+
+/// Without its connection this server is nothing: it ends, and whoever began it decides what that means.
+fn open_nbd(boot: &Boot, socket: OwnedFd, access: Access) -> Result<NbdVolume, Failure> {
+    let word = |name: &str| boot.spawn.option_u64(name).ok().flatten();
+    let offer = Offer::from_words(word).ok_or(SpawnError::Missing("options of the NBD server"))?;
+    let handle = boot.handle.clone();
+    Ok(NbdVolume::new(NbdConnection { socket, offer }, access == Access::ReadOnly, move || handle.stop())?)
 }
 
 /// `None`: it is not replicated.

@@ -189,6 +189,14 @@ impl Bulk for Arena<'_> {
     fn drain(&self, file: BorrowedFd<'_>, offset: u64, bytes: u32) -> Result<(), Errno> {
         self.0.data_to_file(0, file, offset, bytes)
     }
+
+    fn put(&self, at: u32, data: &[u8]) -> Result<(), Errno> {
+        self.0.put(at, data)
+    }
+
+    fn take(&self, at: u32, into: &mut [u8]) -> Result<(), Errno> {
+        self.0.data_into(at, into)
+    }
 }
 
 fn read_spans(volume: &Volume, request: &Request) -> Result<u32, Errno> {

@@ -2,6 +2,8 @@
 
 mod check;
 mod fs;
+#[cfg(feature = "machinery")]
+mod volume;
 
 use clap::{Args, Subcommand};
 
@@ -18,25 +20,34 @@ pub enum Command {
     Check(check::CheckOptions),
 }
 
-/// Serve an image or a block device over NBD, until Ctrl-C or SIGTERM
+/// Serve an image, a block device, memory or a volume of another server over NBD, until Ctrl-C or SIGTERM
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Clients connect as to any NBD server; several may at a time, and what one was told is written, all see. The export is \
 called 'disk', and found without a name as well. What was flushed, or written with FUA, survives loss of power. Trimmed \
 and zeroed ranges take no space. Without --tls-certificates whoever reaches the address reads and writes.
 
-It needs no privileges but those that the file and the address need.
+It needs no privileges but those that the file and the address need. Memory goes with the server. When another NBD server, \
+whose volume is passed on, is lost, this one ends: what was flushed is there.
 
 Examples:
   dvs alone disk backup.img --size 10G
+  dvs alone disk /dev/vg0/backup
+  dvs alone disk --memory 1G --listen 127.0.0.1:10810
+  dvs alone disk nbd://storage/backup --read-only
   dvs alone disk backup.img --socket /run/backup.sock --read-only
   nbdinfo nbd://127.0.0.1:10809
   qemu-img convert disk.qcow2 -n -O raw nbd://127.0.0.1:10809
   nbdcopy nbd+unix:///?socket=/run/backup.sock copy.img
   nbdinfo 'nbds://server:10809/?tls-certificates=/etc/pki/nbd'")]
 pub struct DiskOptions {
-    /// A file, or a block device. Its size is a multiple of 4,096.
-    pub image: std::path::PathBuf,
+    /// A file, a block device, or a volume of an NBD server: nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH.
+    /// Its size is a multiple of 4,096.
+    #[arg(required_unless_present = "memory")]
+    pub image: Option<std::path::PathBuf>,
+    /// Instead of an image: memory, which is empty at first and gone in the end.
+    #[arg(long, value_name = "BYTES", value_parser = crate::units::parse_bytes, conflicts_with_all = ["image", "size", "read_only"])]
+    pub memory: Option<u64>,
     /// Make it if it is not there, with holes; if it is smaller, make it so large: 512M, 10G.
     #[arg(long, value_name = "BYTES", value_parser = crate::units::parse_bytes)]
     pub size: Option<u64>,
@@ -65,19 +76,17 @@ pub use served::execute;
 
 #[cfg(feature = "machinery")]
 mod served {
-    use std::fs::{File, OpenOptions};
     use std::io::{self, Write};
-    use std::os::fd::{AsFd, OwnedFd};
-    use std::path::Path;
+    use std::os::fd::AsFd;
     use std::process::ExitCode;
     use std::sync::Arc;
 
-    use disk_core::{Access, Durability, Image, ImageFile, Need, ReadInto, Volume, WriteFrom};
+    use disk_core::{Access, Durability, Need, ReadInto, Volume, WriteFrom};
     use gate_nbd::{BlockStore, Exporter, NbdListener, TlsSettings};
-    use rustix::fs::FlockOperation;
     use rustix::io::Errno;
     use serde::Serialize;
 
+    use super::volume::{self, Changes};
     use super::{Command, DiskOptions};
     use crate::cli::Global;
     use crate::commands::{Outcome, print};
@@ -156,13 +165,14 @@ mod served {
         // Before there are threads, which inherit what is blocked.
         let stop = sys::signals::open(&[libc::SIGTERM, libc::SIGINT])
             .map_err(|error| Failure::new("signals cannot be waited for").because(&error))?;
-        let image = options.image.display();
-        let changes = if options.read_only { Changes::Never } else { Changes::Unless };
-        let file = open(&options.image, options.size, changes)?;
-        let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let opened = ImageFile::open(Image { file, bytes: options.size, may_be_longer: false, access });
-        let opened = opened.map_err(|error| Failure::new(format!("'{image}' cannot be served")).because(&error))?;
-        let store = VolumeStore(Volume::new(opened));
+        let (image, volume) = match (&options.image, options.memory) {
+            (Some(image), _) => {
+                let changes = if options.read_only { Changes::Never } else { Changes::Unless };
+                (image.display().to_string(), volume::open(image, options.size, changes)?)
+            }
+            (None, bytes) => ("memory".to_owned(), volume::in_memory(bytes.unwrap_or(0))?),
+        };
+        let store = VolumeStore(volume);
         let (listener, place) = match &options.socket {
             Some(path) => (NbdListener::unix(path), path.display().to_string()),
             None => (NbdListener::tcp(options.listen), options.listen.to_string()),
@@ -188,7 +198,7 @@ mod served {
             .uri("", tls.is_some())
             .map_err(|error| Failure::new("the address is not known").because(&error))?;
         let (bytes, read_only) = (store.bytes(), store.is_read_only());
-        let served = Served { uri, image: image.to_string(), bytes, read_only };
+        let served = Served { uri, image: image.clone(), bytes, read_only };
         print(|out| output::one(out, global.output, &served, view))?;
         let mut exporter = Exporter::default();
         exporter.export(EXPORT, &served.image, Box::new(store));
@@ -203,49 +213,5 @@ mod served {
     fn view(served: &Served, out: &mut impl Write) -> io::Result<()> {
         let only = if served.read_only { ", read-only" } else { "" };
         writeln!(out, "{} ({}{only}) is served at {}", served.image, output::bytes(served.bytes), served.uri)
-    }
-
-    /// Whether an image is changed.
-    #[derive(Clone, Copy, PartialEq, Eq)]
-    pub enum Changes {
-        Never,
-        /// Unless --read-only says otherwise.
-        Unless,
-        Always,
-    }
-
-    /// Nobody else who serves it may change it.
-    pub fn open(path: &Path, size: Option<u64>, changes: Changes) -> Result<OwnedFd, Failure> {
-        let image = path.display();
-        let file = open_or_make(path, size.is_some(), changes == Changes::Never).map_err(|error| {
-            let hint = match error.kind() {
-                io::ErrorKind::NotFound if changes != Changes::Never => "--size 10G makes it",
-                io::ErrorKind::PermissionDenied if changes == Changes::Unless => "--read-only, if it may be read",
-                _ => "dvs alone --help",
-            };
-            Failure::new(format!("'{image}' cannot be opened")).because(&error).hint(hint)
-        })?;
-        let lock = match changes {
-            Changes::Never => FlockOperation::NonBlockingLockShared,
-            Changes::Unless | Changes::Always => FlockOperation::NonBlockingLockExclusive,
-        };
-        match rustix::fs::flock(&file, lock) {
-            Err(Errno::WOULDBLOCK) => {
-                Err(Failure::new(format!("'{image}' is served already")).hint(if changes == Changes::Always {
-                    "the other one's end"
-                } else {
-                    "--read-only for both, or the other one's end"
-                }))
-            }
-            // A file system that has no locks.
-            _ => Ok(file.into()),
-        }
-    }
-
-    fn open_or_make(path: &Path, is_made: bool, read_only: bool) -> io::Result<File> {
-        if read_only {
-            return File::open(path);
-        }
-        OpenOptions::new().read(true).write(true).create(is_made).truncate(false).open(path)
     }
 }

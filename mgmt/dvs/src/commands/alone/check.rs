@@ -28,13 +28,13 @@ mod checked {
     use std::io::{self, Write};
     use std::process::ExitCode;
 
-    use disk_core::{Access, Image, ImageFile, ReadInto, Volume};
+    use disk_core::ReadInto;
     use fs::examine::{ExamineError, Examined, Thoroughness, examine};
     use serde::Serialize;
 
     use super::CheckOptions;
     use crate::cli::Global;
-    use crate::commands::alone::served::{self, Changes};
+    use crate::commands::alone::volume::{self, Changes};
     use crate::commands::{Outcome, print};
     use crate::errors::{self, Failure};
     use crate::output::{self, Row};
@@ -65,13 +65,11 @@ mod checked {
 
     pub fn check(global: &Global, options: &CheckOptions) -> Outcome {
         let image = options.image.display().to_string();
-        let file = served::open(&options.image, None, Changes::Never)?;
+        let volume = volume::open(&options.image, None, Changes::Never)?;
         let failed = |error: &dyn std::error::Error| {
             let failure = Failure::new(format!("'{image}' cannot be checked")).because(error);
             failure.hint("the image of a file tree: images/root.img of a container that is stopped")
         };
-        let opened = Image { file, bytes: None, may_be_longer: false, access: Access::ReadOnly };
-        let volume = Volume::new(ImageFile::open(opened).map_err(|error| failed(&error))?);
         let bytes = volume.bytes();
         let read = move |offset: u64, out: &mut [u8]| {
             let bytes = out.len() as u64;

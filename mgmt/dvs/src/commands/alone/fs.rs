@@ -1,7 +1,7 @@
 //! `dvs alone fs`: the file tree of an image, mounted on this machine.
 //!
 //! ```text
-//! programs ── kernel ── FUSE ──▶ gate ── rings ──▶ fs ── ring ──▶ disk ──▶ image
+//! programs ── kernel ── FUSE ──▶ gate ── rings ──▶ fs ── ring ──▶ disk ──▶ image, device, NBD server
 //!                                  └──────────── reads ─────────────▶┘
 //! ```
 //!
@@ -13,7 +13,7 @@
 #[command(after_help = "\
 The image is one as containers have them, and the other way round: of a container that is stopped it may be the first disk \
 of a node (images/root.img). What fsync answered survives loss of power. When one of its servers ends it is started again, \
-and programs wait meanwhile.
+and programs wait meanwhile. When the server of an NBD volume is lost, all ends, as a machine does without power.
 
 Who is not root needs fusermount3 (Debian: fuse3), and then only that user and group see the files. While programs use it, it \
 is not unmounted; a second Ctrl-C takes it away from the directory all the same, and all ends when they have closed what \
@@ -22,9 +22,10 @@ they have.
 Examples:
   dvs alone fs tree.img /mnt --size 10G
   dvs alone fs ~/tree.img ~/tree
+  dvs alone fs nbd://storage/tree /mnt
   umount /mnt                                  ends it, as fusermount3 -u does")]
 pub struct FsOptions {
-    /// A file, or a block device, of at least 32M.
+    /// A file, a block device, or a volume of an NBD server (nbd://HOST[:PORT]/EXPORT), of at least 32M.
     pub image: std::path::PathBuf,
     /// A directory; what is in it is hidden meanwhile.
     pub mountpoint: std::path::PathBuf,
@@ -52,6 +53,8 @@ mod mounted {
 
     use abi::{DcId, Endpoint, Epoch};
     use broker::{Broker, BrokerConfig, DcOptions, ServerIdentity};
+    use nbd::NbdUri;
+    use nbd_client::NbdConnection;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::fs::MemfdFlags;
     use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
@@ -62,7 +65,7 @@ mod mounted {
 
     use super::FsOptions;
     use crate::cli::Global;
-    use crate::commands::alone::served::{self, Changes};
+    use crate::commands::alone::volume::{self, Changes};
     use crate::commands::{Outcome, print, say};
     use crate::errors::Failure;
     use crate::output::{self, Row};
@@ -84,6 +87,7 @@ mod mounted {
         Role { name: "fs", endpoint: Endpoint::FS, arguments: ["server", "fs"] },
         Role { name: "gate", endpoint: Endpoint::GATE, arguments: ["gate", "fuse"] },
     ];
+    const DISK: usize = 0;
     const GATE: usize = 2;
 
     struct Role {
@@ -116,15 +120,9 @@ mod mounted {
         let stop = sys::signals::open(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP])
             .map_err(|error| Failure::new("signals cannot be waited for").because(&error))?;
         demand_mountpoint(options)?;
-        let image = served::open(&options.image, options.size, Changes::Always)?;
-        if let Some(size) = options.size {
-            grow(&image, size).map_err(|error| {
-                Failure::new(format!("'{}' cannot be made so large", options.image.display())).because(&error)
-            })?;
-        }
-        let bytes = rustix::fs::seek(&image, rustix::fs::SeekFrom::End(0)).unwrap_or(0);
+        let (below, bytes) = Below::open(options)?;
         let place = std::path::absolute(&options.mountpoint).unwrap_or(options.mountpoint.clone());
-        let mut world = World::begin(image, stop).map_err(|error| failed("there are no servers", &*error))?;
+        let mut world = World::begin(below, stop).map_err(|error| failed("there are no servers", &*error))?;
         for role in 0..GATE {
             world.start_first(role, options)?;
         }
@@ -174,6 +172,74 @@ mod mounted {
         }
     }
 
+    /// What the disk server serves.
+    enum Below {
+        Image(OwnedFd),
+        /// The connection is kept besides the disk server, to see whether its server is the same one still.
+        Nbd {
+            uri: NbdUri,
+            connection: NbdConnection,
+        },
+    }
+
+    impl Below {
+        fn open(options: &FsOptions) -> Result<(Below, u64), Failure> {
+            let shown = options.image.display();
+            if let Some(uri) = volume::uri_of(&options.image)? {
+                let connection = volume::reach(&uri, options.size)?;
+                if connection.offer.is_read_only() {
+                    return Err(
+                        Failure::new(format!("'{shown}' can only be read")).hint("an export that may be written")
+                    );
+                }
+                let bytes = connection.offer.bytes;
+                return Ok((Below::Nbd { uri, connection }, bytes));
+            }
+            let image = volume::open_image(&options.image, options.size, Changes::Always)?;
+            if let Some(size) = options.size {
+                grow(&image, size)
+                    .map_err(|error| Failure::new(format!("'{shown}' cannot be made so large")).because(&error))?;
+            }
+            let bytes = rustix::fs::seek(&image, rustix::fs::SeekFrom::End(0)).unwrap_or(0);
+            Ok((Below::Image(image), bytes))
+        }
+
+        fn descriptor(&self) -> (&'static str, BorrowedFd<'_>) {
+            match self {
+                Below::Image(image) => ("image", image.as_fd()),
+                Below::Nbd { connection, .. } => ("volume", connection.socket.as_fd()),
+            }
+        }
+
+        fn options(&self) -> Value {
+            let mut options = json!({ "owner": Endpoint::FS.number() });
+            if let Below::Nbd { connection, .. } = self {
+                connection.offer.words().into_iter().for_each(|(name, word)| options[name] = json!(word));
+            }
+            options
+        }
+
+        /// For a disk server that begins again: it cannot go on with what the one before it asked.
+        fn again(&mut self) -> Result<(), Failure> {
+            let Below::Nbd { uri, connection } = self else { return Ok(()) };
+            // What was written and not flushed is there as long as the server is the one that took it.
+            if is_over(&connection.socket) {
+                let what = Failure::new(format!("the server of '{uri}' is lost"));
+                return Err(what.hint("once it is back, mount it again: what fsync answered is there"));
+            }
+            *connection = volume::reach(uri, Some(connection.offer.bytes))?;
+            Ok(())
+        }
+    }
+
+    /// Whether the other side of a connection is gone.
+    fn is_over(socket: &OwnedFd) -> bool {
+        let mut look = [PollFd::new(socket, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let ended = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        !matches!(poll(&mut look, Some(&now)), Ok(0)) && look[0].revents().intersects(ended)
+    }
+
     fn grow(image: &OwnedFd, size: u64) -> io::Result<()> {
         let about = rustix::fs::fstat(image)?;
         let is_file = rustix::fs::FileType::from_raw_mode(about.st_mode) == rustix::fs::FileType::RegularFile;
@@ -194,7 +260,7 @@ mod mounted {
     /// The broker, and who runs over it.
     struct World {
         broker: Broker,
-        image: OwnedFd,
+        below: Below,
         stop: OwnedFd,
         fuse: Option<OwnedFd>,
         state: OwnedFd,
@@ -208,14 +274,14 @@ mod mounted {
     type Error = Box<dyn std::error::Error + Send + Sync>;
 
     impl World {
-        fn begin(image: OwnedFd, stop: OwnedFd) -> Result<World, Error> {
+        fn begin(below: Below, stop: OwnedFd) -> Result<World, Error> {
             let broker = Broker::start(BrokerConfig::local())?;
             broker.add_dc(DC, DcOptions::default())?;
             let state = rustix::fs::memfd_create("dvs-gate-state", MemfdFlags::CLOEXEC)?;
             let deaths = sys::seqpacket::pair()?;
             Ok(World {
                 broker,
-                image,
+                below,
                 stop,
                 fuse: None,
                 state,
@@ -296,7 +362,7 @@ mod mounted {
                 options
             };
             match role {
-                0 => (vec![("image", self.image.as_fd())], json!({ "owner": Endpoint::FS.number() })),
+                DISK => (vec![self.below.descriptor()], self.below.options()),
                 1 => {
                     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
                     (Vec::new(), epochs(json!({ "made_by_uid": uid, "made_by_gid": gid })))
@@ -335,6 +401,9 @@ mod mounted {
                     let is_well = reap(&running.process.pidfd) == Some(0);
                     if role == GATE && is_well {
                         return Ok(());
+                    }
+                    if role == DISK {
+                        self.below.again()?;
                     }
                     let (failures, again) = &mut self.failures[role];
                     *failures = if running.begun.elapsed() > WELL_AFTER { 1 } else { *failures + 1 };

@@ -1,6 +1,15 @@
-//! Numbers and layouts of the protocol. All numbers are big-endian.
+//! NBD, the protocol of network block devices
+//! (<https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>): its numbers and layouts, for servers
+//! (`gate/gate-nbd`) and clients (`vos/nbd-client`). All numbers are big-endian.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
+mod uri;
 
 use rustix::io::Errno;
+
+pub use uri::{NbdPlace, NbdUri, UriError};
 
 /// `NBDMAGIC`, `IHAVEOPT`.
 pub const GREETING: [u8; 16] = *b"NBDMAGICIHAVEOPT";
@@ -98,6 +107,21 @@ pub enum Command {
     Other(u16),
 }
 
+impl Command {
+    pub fn number(self) -> u16 {
+        match self {
+            Command::Read => 0,
+            Command::Write => 1,
+            Command::Disconnect => 2,
+            Command::Flush => 3,
+            Command::Trim => 4,
+            Command::WriteZeroes => 6,
+            Command::BlockStatus => 7,
+            Command::Other(number) => number,
+        }
+    }
+}
+
 /// What a client asks, once it has an export.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TransmissionRequest {
@@ -129,6 +153,16 @@ impl TransmissionRequest {
         };
         Some(TransmissionRequest { flags, command, cookie: rest.u64()?, offset: rest.u64()?, bytes: rest.u32()? })
     }
+
+    /// Followed by the data of a write.
+    pub fn put(&self, into: &mut Vec<u8>) {
+        into.extend_from_slice(&REQUEST_MAGIC.to_be_bytes());
+        into.extend_from_slice(&self.flags.to_be_bytes());
+        into.extend_from_slice(&self.command.number().to_be_bytes());
+        into.extend_from_slice(&self.cookie.to_be_bytes());
+        into.extend_from_slice(&self.offset.to_be_bytes());
+        into.extend_from_slice(&self.bytes.to_be_bytes());
+    }
 }
 
 /// From the front.
@@ -158,6 +192,20 @@ impl<'a> Reader<'a> {
         let bytes = self.u32()? as usize;
         std::str::from_utf8(self.take(bytes)?).ok()
     }
+}
+
+/// An option of a client.
+pub fn put_option(into: &mut Vec<u8>, option: u32, data: &[u8]) {
+    into.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
+    into.extend_from_slice(&option.to_be_bytes());
+    into.extend_from_slice(&(data.len() as u32).to_be_bytes());
+    into.extend_from_slice(data);
+}
+
+/// Its length, and text.
+pub fn put_text(into: &mut Vec<u8>, text: &str) {
+    into.extend_from_slice(&(text.len() as u32).to_be_bytes());
+    into.extend_from_slice(text.as_bytes());
 }
 
 pub fn put_option_reply(into: &mut Vec<u8>, option: u32, kind: u32, data: &[u8]) {
@@ -198,9 +246,39 @@ pub fn error_number(errno: Errno) -> u32 {
     }
 }
 
+/// What a number of the protocol means here; an unknown one, that it went wrong.
+pub fn errno_of(number: u32) -> Errno {
+    match number {
+        1 => Errno::PERM,
+        12 => Errno::NOMEM,
+        22 => Errno::INVAL,
+        28 => Errno::NOSPC,
+        75 => Errno::OVERFLOW,
+        95 => Errno::OPNOTSUPP,
+        108 => Errno::SHUTDOWN,
+        _ => Errno::IO,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_come_out_as_they_went_in_and_so_do_errors() {
+        for number in 0..=8 {
+            let mut bytes = Vec::new();
+            let first =
+                TransmissionRequest { flags: 1, command: Command::Read, cookie: 77, offset: 1 << 40, bytes: 4096 };
+            first.put(&mut bytes);
+            bytes[7] = number;
+            let read = TransmissionRequest::parse(bytes.as_slice().try_into().unwrap()).unwrap();
+            assert_eq!((read.command.number(), read.cookie, read.offset), (u16::from(number), 77, 1 << 40));
+        }
+        for errno in [Errno::PERM, Errno::IO, Errno::NOMEM, Errno::INVAL, Errno::NOSPC, Errno::OVERFLOW] {
+            assert_eq!(errno_of(error_number(errno)), errno);
+        }
+    }
 
     #[test]
     fn request_is_read_as_the_protocol_has_it() {

@@ -1,0 +1,114 @@
+//! What servers alone serve: a file, a block device, memory, or a volume of an NBD server.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use disk_core::{Access, Image, ImageFile, Volume};
+use nbd::NbdUri;
+use nbd_client::{NbdConnection, NbdError, NbdVolume};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+use crate::errors::Failure;
+
+/// Whether an image is changed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Changes {
+    Never,
+    /// Unless --read-only says otherwise.
+    Unless,
+    Always,
+}
+
+/// As a volume of this process.
+pub fn open(path: &Path, size: Option<u64>, changes: Changes) -> Result<Volume, Failure> {
+    let access = if changes == Changes::Never { Access::ReadOnly } else { Access::ReadWrite };
+    let image = path.display();
+    let failed = |error: &dyn std::error::Error| Failure::new(format!("'{image}' cannot be served")).because(error);
+    if let Some(uri) = uri_of(path)? {
+        let connection = reach(&uri, size)?;
+        // Who waits for requests is waited for by a signal.
+        let lost = || _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM);
+        let volume = NbdVolume::new(connection, changes == Changes::Never, lost).map_err(|error| failed(&error))?;
+        return Ok(Volume::new(volume));
+    }
+    let file = open_image(path, size, changes)?;
+    let opened = ImageFile::open(Image { file, bytes: size, may_be_longer: false, access });
+    Ok(Volume::new(opened.map_err(|error| failed(&error))?))
+}
+
+pub fn in_memory(bytes: u64) -> Result<Volume, Failure> {
+    let failed = |error: &dyn std::error::Error| Failure::new("there is no such memory").because(error);
+    ImageFile::in_memory(bytes)
+        .map(Volume::new)
+        .map_err(|error| failed(&error).hint("a multiple of 4,096: --memory 1G"))
+}
+
+/// `None`: it is a path.
+pub fn uri_of(path: &Path) -> Result<Option<NbdUri>, Failure> {
+    let Some(text) = path.to_str().filter(|text| NbdUri::is_one(text)) else { return Ok(None) };
+    let no = |error: nbd::UriError| {
+        Failure::new(format!("'{text}' is no volume of an NBD server")).because(&error).hint("nbd://storage:10809/disk")
+    };
+    text.parse().map(Some).map_err(no)
+}
+
+/// `size`: what it must have, as nobody can make it larger from here.
+pub fn reach(uri: &NbdUri, size: Option<u64>) -> Result<NbdConnection, Failure> {
+    let failed = || Failure::new(format!("'{uri}' cannot be used"));
+    let connection = nbd_client::connect(uri).map_err(|error| {
+        let hint = match &error {
+            NbdError::NoExport(_) => format!("nbdinfo --list {uri} says which there are"),
+            NbdError::Unreachable { .. } => "whether its server runs, and listens there".to_owned(),
+            NbdError::Encrypted => "a server that demands no TLS at an address that is safe".to_owned(),
+            _ => "nbdinfo says what is there".to_owned(),
+        };
+        failed().because(&error).hint(hint)
+    })?;
+    match size {
+        Some(size) if size != connection.offer.bytes => {
+            let has = connection.offer.bytes;
+            Err(failed()
+                .because_text(format!("it has {has} bytes, not {size}"))
+                .hint("no --size: it has the one that its server gives it"))
+        }
+        _ => Ok(connection),
+    }
+}
+
+/// Nobody else who serves it may change it.
+pub fn open_image(path: &Path, size: Option<u64>, changes: Changes) -> Result<OwnedFd, Failure> {
+    let image = path.display();
+    let file = open_or_make(path, size.is_some(), changes == Changes::Never).map_err(|error| {
+        let hint = match error.kind() {
+            io::ErrorKind::NotFound if changes != Changes::Never => "--size 10G makes it",
+            io::ErrorKind::PermissionDenied if changes == Changes::Unless => "--read-only, if it may be read",
+            _ => "dvs alone --help",
+        };
+        Failure::new(format!("'{image}' cannot be opened")).because(&error).hint(hint)
+    })?;
+    let lock = match changes {
+        Changes::Never => FlockOperation::NonBlockingLockShared,
+        Changes::Unless | Changes::Always => FlockOperation::NonBlockingLockExclusive,
+    };
+    match rustix::fs::flock(&file, lock) {
+        Err(Errno::WOULDBLOCK) => {
+            Err(Failure::new(format!("'{image}' is served already")).hint(if changes == Changes::Always {
+                "the other one's end"
+            } else {
+                "--read-only for both, or the other one's end"
+            }))
+        }
+        // A file system that has no locks.
+        _ => Ok(file.into()),
+    }
+}
+
+fn open_or_make(path: &Path, is_made: bool, read_only: bool) -> io::Result<File> {
+    if read_only {
+        return File::open(path);
+    }
+    OpenOptions::new().read(true).write(true).create(is_made).truncate(false).open(path)
+}
