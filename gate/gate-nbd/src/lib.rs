@@ -9,7 +9,7 @@
 //! | `bytes` | any range of it |
 //! | `tls` | encryption, for who asks for it |
 //! | `server` | connections and their threads |
-//! | `disk` | a container's disk as a store |
+//! | `disk`, `volume` | a container's disk as a store, and a volume of this process |
 //! | `spawn` | the process `dvs gate nbd` |
 //! | `copier` | the process `dvs gate disk`, which reads or fills a container's disk for a backup |
 //!
@@ -27,10 +27,12 @@ mod server;
 mod spawn;
 mod store;
 mod tls;
+mod volume;
 
 /// Numbers of the protocol, requests from bytes, replies to bytes.
 use nbd as wire;
 
+pub use bytes::{Bytes, Holes};
 pub use copier::main_from_spawn as main_of_copier;
 pub use server::{Exporter, NbdListener};
 pub use spawn::main_from_spawn;

@@ -8,51 +8,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use disk_core::{Access, Durability, Image, ImageFile, Medium, Need, ReadInto, Volume, WriteFrom, testkit};
-use gate_nbd::{BlockStore, Exporter, NbdListener};
+use disk_core::{Access, Durability, Image, ImageFile, Medium, ReadInto, Volume, WriteFrom, testkit};
+use gate_nbd::{Exporter, NbdListener};
 use nbd_client::{NbdError, NbdVolume, connect};
 
 const BYTES: u64 = 4 << 20;
 const SOON: Duration = Duration::from_secs(10);
-
-/// A volume as our server sees it.
-struct Store(Volume);
-
-type Done<T> = Result<T, rustix::io::Errno>;
-
-impl BlockStore for Store {
-    fn bytes(&self) -> u64 {
-        self.0.bytes()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.0.access() == Access::ReadOnly
-    }
-
-    fn read(&self, offset: u64, into: &mut [u8]) -> Done<()> {
-        self.0.read(offset, into.len() as u64, &ReadInto::new(into)).map(drop)
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> Done<()> {
-        self.0.write(offset, data.len() as u32, &WriteFrom(data), Durability::Server)
-    }
-
-    fn flush(&self) -> Done<()> {
-        self.0.flush()
-    }
-
-    fn discard(&self, offset: u64, bytes: u64) -> Done<()> {
-        self.0.discard(offset, bytes)
-    }
-
-    fn allocate(&self, offset: u64, bytes: u64) -> Done<()> {
-        self.0.allocate(offset, bytes, Need::Users)
-    }
-
-    fn data_from(&self, offset: u64) -> Option<(u64, u64)> {
-        self.0.data_from(offset)
-    }
-}
 
 /// Ours, in this process.
 struct Ours {
@@ -64,11 +25,11 @@ impl Ours {
     fn serve(image: &Path, socket: &Path) -> Ours {
         let file = std::fs::File::options().read(true).write(true).open(image).expect("an image").into();
         let image = Image { file, bytes: None, may_be_longer: false, access: Access::ReadWrite };
-        let store = Store(Volume::new(ImageFile::open(image).expect("an image")));
+        let volume = Volume::new(ImageFile::open(image).expect("an image"));
         let listener = NbdListener::unix(socket).expect("a socket");
         let (stopped, stop) = rustix::pipe::pipe().expect("a pipe");
         let mut exporter = Exporter::default();
-        exporter.export("disk", "a test", Box::new(store));
+        exporter.export("disk", "a test", Box::new(volume));
         let served = std::thread::spawn(move || Arc::new(exporter).run(&listener, stopped.as_fd()).expect("it serves"));
         Ours { stop, served: Some(served) }
     }

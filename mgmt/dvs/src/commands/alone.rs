@@ -1,6 +1,7 @@
 //! `dvs alone`: servers of the virtual OS by themselves, without a container, a daemon or a cluster.
 
 mod check;
+pub mod file;
 mod fs;
 #[cfg(feature = "machinery")]
 mod volume;
@@ -13,10 +14,12 @@ use clap::{Args, Subcommand};
 Examples:
   dvs alone disk backup.img --size 10G         a disk for whoever speaks NBD, at 127.0.0.1:10809
   dvs alone fs tree.img /mnt --size 10G        a file tree, mounted here
+  dvs alone file nbd://storage/disk /mnt       a volume of another server, as a file
   dvs alone check tree.img                     whether it is sound")]
 pub enum Command {
     Disk(DiskOptions),
     Fs(fs::FsOptions),
+    File(file::FileOptions),
     Check(check::CheckOptions),
 }
 
@@ -81,9 +84,7 @@ mod served {
     use std::process::ExitCode;
     use std::sync::Arc;
 
-    use disk_core::{Access, Durability, Need, ReadInto, Volume, WriteFrom};
     use gate_nbd::{BlockStore, Exporter, NbdListener, TlsSettings};
-    use rustix::io::Errno;
     use serde::Serialize;
 
     use super::volume::{self, Changes};
@@ -99,45 +100,8 @@ mod served {
         match command {
             Command::Disk(options) => disk(global, options),
             Command::Fs(options) => super::fs::mount(global, options),
+            Command::File(options) => super::file::mount(global, options),
             Command::Check(options) => super::check::check(global, options),
-        }
-    }
-
-    /// A volume as gates see it.
-    struct VolumeStore(Volume);
-
-    impl BlockStore for VolumeStore {
-        fn bytes(&self) -> u64 {
-            self.0.bytes()
-        }
-
-        fn is_read_only(&self) -> bool {
-            self.0.access() == Access::ReadOnly
-        }
-
-        fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
-            self.0.read(offset, into.len() as u64, &ReadInto::new(into)).map(drop)
-        }
-
-        fn write(&self, offset: u64, data: &[u8]) -> Result<(), Errno> {
-            let bytes = u32::try_from(data.len()).map_err(|_| Errno::RANGE)?;
-            self.0.write(offset, bytes, &WriteFrom(data), Durability::Server)
-        }
-
-        fn flush(&self) -> Result<(), Errno> {
-            self.0.flush()
-        }
-
-        fn discard(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
-            self.0.discard(offset, bytes)
-        }
-
-        fn allocate(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
-            self.0.allocate(offset, bytes, Need::Users)
-        }
-
-        fn data_from(&self, offset: u64) -> Option<(u64, u64)> {
-            self.0.data_from(offset)
         }
     }
 
@@ -172,7 +136,7 @@ mod served {
             }
             (None, bytes) => ("memory".to_owned(), volume::in_memory(bytes.unwrap_or(0))?),
         };
-        let store = VolumeStore(volume);
+        let store: Box<dyn BlockStore> = Box::new(volume);
         let (listener, place) = match &options.socket {
             Some(path) => (NbdListener::unix(path), path.display().to_string()),
             None => (NbdListener::tcp(options.listen), options.listen.to_string()),
@@ -201,7 +165,7 @@ mod served {
         let served = Served { uri, image: image.clone(), bytes, read_only };
         print(|out| output::one(out, global.output, &served, view))?;
         let mut exporter = Exporter::default();
-        exporter.export(EXPORT, &served.image, Box::new(store));
+        exporter.export(EXPORT, &served.image, store);
         if let Some(settings) = tls {
             exporter.demand_tls(settings);
         }

@@ -39,7 +39,7 @@ pub struct FsOptions {
 }
 
 #[cfg(feature = "machinery")]
-pub use mounted::mount;
+pub use mounted::{demand_mountpoint, mount};
 
 #[cfg(feature = "machinery")]
 mod mounted {
@@ -47,6 +47,7 @@ mod mounted {
     use std::fs::File;
     use std::io::{self, Write};
     use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+    use std::path::Path;
     use std::process::ExitCode;
     use std::sync::mpsc;
     use std::time::{Duration, Instant};
@@ -119,7 +120,7 @@ mod mounted {
         // Before there are threads, which inherit what is blocked.
         let stop = sys::signals::open(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP])
             .map_err(|error| Failure::new("signals cannot be waited for").because(&error))?;
-        demand_mountpoint(options)?;
+        demand_mountpoint(&options.mountpoint)?;
         let (below, bytes) = Below::open(options)?;
         let place = std::path::absolute(&options.mountpoint).unwrap_or(options.mountpoint.clone());
         let mut world = World::begin(below, stop).map_err(|error| failed("there are no servers", &*error))?;
@@ -158,10 +159,10 @@ mod mounted {
         Failure::new(what.to_owned()).because(error)
     }
 
-    fn demand_mountpoint(options: &FsOptions) -> Result<(), Failure> {
-        let place = options.mountpoint.display();
+    pub fn demand_mountpoint(mountpoint: &Path) -> Result<(), Failure> {
+        let place = mountpoint.display();
         let what = || Failure::new(format!("nothing can be mounted at '{place}'"));
-        match std::fs::metadata(&options.mountpoint) {
+        match std::fs::metadata(mountpoint) {
             Ok(about) if about.is_dir() => Ok(()),
             Ok(_) => Err(what().hint("a directory")),
             Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {

@@ -1,0 +1,148 @@
+//! `dvs alone file`, `dvs disk mount`: a disk as a file of this machine.
+
+/// Show a volume of an NBD server as a file here, until it is unmounted, or until Ctrl-C or SIGTERM
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+MOUNTPOINT/disk has the bytes of the volume. A loop device on it is a block device, for kernels without a client of NBD: \
+losetup, mkfs, mount. fsync of the file is a flush of the volume. When the server is lost, the file is an error and this \
+command ends; what was flushed is there.
+
+Who is not root needs fusermount3 (Debian: fuse3), and then only that user sees the file.
+
+Examples:
+  dvs alone file nbd://storage/disk /mnt/volume
+  losetup --find --show /mnt/volume/disk
+  umount /mnt/volume                           ends it, as fusermount3 -u does")]
+pub struct FileOptions {
+    /// A volume of an NBD server (nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH), a file or a block device.
+    pub volume: std::path::PathBuf,
+    /// A directory; what is in it is hidden meanwhile.
+    pub mountpoint: std::path::PathBuf,
+    /// Nothing can be changed.
+    #[arg(long)]
+    pub read_only: bool,
+}
+
+#[cfg(feature = "machinery")]
+pub use shown::{mount, show};
+
+#[cfg(feature = "machinery")]
+mod shown {
+    use std::io::{self, Write};
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::path::Path;
+    use std::process::ExitCode;
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    use disk_core::Volume;
+    use gate_file::{FileGate, Owner};
+    use gate_nbd::BlockStore;
+    use rustix::event::{PollFd, PollFlags, poll};
+    use sandbox::fusehere::FuseHere;
+    use serde::Serialize;
+
+    use super::FileOptions;
+    use crate::cli::Global;
+    use crate::commands::alone::fs::demand_mountpoint;
+    use crate::commands::alone::volume::{self, Changes};
+    use crate::commands::{Outcome, print, say};
+    use crate::errors::Failure;
+    use crate::output::{self, Row};
+
+    const FILE: &str = "disk";
+
+    #[derive(Serialize)]
+    struct Shown {
+        file: String,
+        volume: String,
+        bytes: u64,
+        read_only: bool,
+    }
+
+    impl Row for Shown {
+        const HEADINGS: &'static [&'static str] = &["FILE", "VOLUME", "SIZE"];
+
+        fn cells(&self) -> Vec<String> {
+            vec![self.file.clone(), self.volume.clone(), output::bytes(self.bytes)]
+        }
+
+        fn name(&self) -> String {
+            self.file.clone()
+        }
+    }
+
+    pub fn mount(global: &Global, options: &FileOptions) -> Outcome {
+        demand_mountpoint(&options.mountpoint)?;
+        let stop = stop()?;
+        let changes = if options.read_only { Changes::Never } else { Changes::Unless };
+        let volume = volume::open(&options.volume, None, changes)?;
+        show(global, volume, &options.volume.display().to_string(), &options.mountpoint, stop)
+    }
+
+    /// Before there are threads, which inherit what is blocked.
+    fn stop() -> Result<OwnedFd, Failure> {
+        let signals = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+        sys::signals::open(&signals).map_err(|error| Failure::new("signals cannot be waited for").because(&error))
+    }
+
+    /// Until it is unmounted.
+    pub fn show(global: &Global, volume: Volume, source: &str, mountpoint: &Path, stop: OwnedFd) -> Outcome {
+        let place = std::path::absolute(mountpoint).unwrap_or(mountpoint.to_owned());
+        let here = FuseHere { place, source: source.to_owned(), allow_other: false };
+        let (bytes, read_only) = (BlockStore::bytes(&volume), volume.is_read_only());
+        let fuse = here.mount().map_err(|error| {
+            let hint = "as root; or with fusermount3 (Debian: fuse3), and a directory of your own";
+            Failure::new(format!("nothing is mounted at '{}'", here.place.display())).because(&error).hint(hint)
+        })?;
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+        let gate = FileGate::new(fuse, FILE, Box::new(volume), Owner { uid, gid, time });
+        let (ended, over) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+            .map_err(|error| Failure::new("nothing can be waited for").because(&io::Error::from(error)))?;
+        let shown =
+            Shown { file: here.place.join(FILE).display().to_string(), volume: source.to_owned(), bytes, read_only };
+        let served = std::thread::scope(|scope| {
+            let serving = scope.spawn(|| {
+                let served = gate.serve();
+                drop(over);
+                served
+            });
+            let told = print(|out| output::one(out, global.output, &shown, view));
+            if told.is_err() {
+                let _ = here.detach();
+            }
+            unmount_when_asked(&here, &stop, &ended);
+            let served = serving.join().unwrap_or_else(|_| Err(io::Error::other("a thread ended")));
+            told.map(|()| served)
+        })?;
+        served.map_err(|error| {
+            Failure::new(format!("what was written to '{source}' last may be lost")).because(&error)
+        })?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// The second time it is taken away from there all the same.
+    fn unmount_when_asked(here: &FuseHere, stop: &OwnedFd, ended: &OwnedFd) {
+        let mut asked = 0;
+        loop {
+            let mut wait = [PollFd::new(stop, PollFlags::IN), PollFd::from_borrowed_fd(ended.as_fd(), PollFlags::IN)];
+            if rustix::io::retry_on_intr(|| poll(&mut wait, None)).is_err() || !wait[1].revents().is_empty() {
+                return;
+            }
+            let _ = sys::signals::next(stop);
+            asked += 1;
+            let done = if asked > 1 { here.detach() } else { here.unmount() };
+            if let Err(error) = done {
+                let place = here.place.display();
+                say(&format!(
+                    "'{place}' stays mounted: {error}; again takes it away from there all the same (fuser -m {place} says who)"
+                ));
+            }
+        }
+    }
+
+    fn view(shown: &Shown, out: &mut impl Write) -> io::Result<()> {
+        let only = if shown.read_only { ", read-only" } else { "" };
+        writeln!(out, "{} ({}{only}) is {}", shown.volume, output::bytes(shown.bytes), shown.file)
+    }
+}
