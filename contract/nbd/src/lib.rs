@@ -217,19 +217,22 @@ pub fn put_option_reply(into: &mut Vec<u8>, option: u32, kind: u32, data: &[u8])
 }
 
 /// Followed by the data of a read that succeeded.
-pub fn put_simple_reply(into: &mut Vec<u8>, cookie: u64, error: u32) {
-    into.extend_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
-    into.extend_from_slice(&error.to_be_bytes());
-    into.extend_from_slice(&cookie.to_be_bytes());
+pub fn simple_reply(cookie: u64, error: u32) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    fill(&mut bytes, [&SIMPLE_REPLY_MAGIC.to_be_bytes(), &error.to_be_bytes(), &cookie.to_be_bytes()]);
+    bytes
 }
 
 /// Followed by `bytes`.
-pub fn put_chunk(into: &mut Vec<u8>, cookie: u64, (flags, kind): (u16, u16), bytes: u32) {
-    into.extend_from_slice(&CHUNK_MAGIC.to_be_bytes());
-    into.extend_from_slice(&flags.to_be_bytes());
-    into.extend_from_slice(&kind.to_be_bytes());
-    into.extend_from_slice(&cookie.to_be_bytes());
-    into.extend_from_slice(&bytes.to_be_bytes());
+pub fn chunk_head(cookie: u64, (flags, kind): (u16, u16), bytes: u32) -> [u8; 20] {
+    let mut head = [0; 20];
+    let (flags, kind) = (flags.to_be_bytes(), kind.to_be_bytes());
+    fill(&mut head, [&CHUNK_MAGIC.to_be_bytes()[..], &flags, &kind, &cookie.to_be_bytes(), &bytes.to_be_bytes()]);
+    head
+}
+
+fn fill<const N: usize>(into: &mut [u8], parts: [&[u8]; N]) {
+    into.iter_mut().zip(parts.into_iter().flatten()).for_each(|(place, byte)| *place = *byte);
 }
 
 /// The protocol's number.
@@ -300,11 +303,8 @@ mod tests {
 
     #[test]
     fn replies_have_the_layout_of_the_protocol() {
-        let mut bytes = Vec::new();
-        put_simple_reply(&mut bytes, 9, 28);
-        assert_eq!(bytes, [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 28, 0, 0, 0, 0, 0, 0, 0, 9]);
-        bytes.clear();
-        put_chunk(&mut bytes, 9, (chunk::DONE, chunk::OFFSET_DATA), 8);
-        assert_eq!(bytes, [0x66, 0x8e, 0x33, 0xef, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 8]);
+        assert_eq!(simple_reply(9, 28), [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 28, 0, 0, 0, 0, 0, 0, 0, 9]);
+        let head = chunk_head(9, (chunk::DONE, chunk::OFFSET_DATA), 8);
+        assert_eq!(head, [0x66, 0x8e, 0x33, 0xef, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 8]);
     }
 }

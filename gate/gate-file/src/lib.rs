@@ -1,8 +1,8 @@
-//! A disk as a file: a FUSE file system with one file, whose bytes are the disk's. A loop device on it is a block device
-//! for every file system of the kernel, where the kernel has no client of NBD.
+//! A disk as a file: a FUSE file system with one file, whose bytes are the disk's. A loop device on it is a block
+//! device for every file system of the kernel, where the kernel has no client of NBD.
 //!
-//! Each of a few threads takes a request from the kernel, carries it out and answers it; a disk that waits keeps at most
-//! so many waiting. The file has the disk's size and keeps it.
+//! Each of a few threads takes a request from the kernel, carries it out and answers it; a disk that waits keeps at
+//! most so many waiting. The file has the disk's size and keeps it.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
@@ -16,7 +16,7 @@ use gate_fuse::kernel::{
     WriteOut, fattr, init,
 };
 use gate_fuse::request::{Body, Plus, Request, RequestError, parse};
-use gate_nbd::{BlockStore, Bytes, Holes};
+use gate_nbd::{BlockStore, ByteStore, Holes};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
@@ -28,6 +28,8 @@ const REQUEST_BYTES_MAX: usize = TRANSFER_BYTES as usize + 4096;
 const ROOT: u64 = 1;
 const FILE: u64 = 2;
 const BLOCK_BYTES: u32 = 4096;
+/// Of data and holes that are asked for at once.
+const PIECES_MAX: usize = 64;
 /// Nothing here changes but by the kernel itself.
 const KEPT_S: u64 = 3600;
 
@@ -45,7 +47,7 @@ pub struct FileGate {
     name: String,
     bytes: u64,
     is_read_only: bool,
-    disk: Bytes,
+    disk: ByteStore,
     owner: Owner,
 }
 
@@ -56,7 +58,7 @@ impl FileGate {
     /// `fuse`: mounted. `name`: of the file.
     pub fn new(fuse: OwnedFd, name: &str, disk: Box<dyn BlockStore>, owner: Owner) -> FileGate {
         let (bytes, is_read_only) = (disk.bytes(), disk.is_read_only());
-        FileGate { fuse, name: name.to_owned(), bytes, is_read_only, disk: Bytes::new(disk), owner }
+        FileGate { fuse, name: name.to_owned(), bytes, is_read_only, disk: ByteStore::new(disk), owner }
     }
 
     /// Until it is unmounted. What was written is durable then.
@@ -199,15 +201,22 @@ impl FileGate {
         if offset >= self.bytes {
             return Err(Errno::NXIO);
         }
-        let extent = self.disk.data_from(offset);
-        let found = match (whence, extent) {
-            (DATA, Some((first, _))) => first.max(offset),
-            (DATA, None) => return Err(Errno::NXIO),
-            (HOLE, Some((first, end))) if first <= offset => end.min(self.bytes),
-            (HOLE, _) => offset,
+        let wanted = match whence {
+            DATA => true,
+            HOLE => false,
             _ => return Err(Errno::INVAL),
         };
-        Ok(LseekOut { offset: found }.as_bytes().to_vec())
+        let mut at = offset;
+        while at < self.bytes {
+            for (bytes, is_data) in self.disk.pieces(at, self.bytes - at, PIECES_MAX) {
+                if is_data == wanted {
+                    return Ok(LseekOut { offset: at }.as_bytes().to_vec());
+                }
+                at += bytes;
+            }
+        }
+        // Behind the end all is a hole.
+        if wanted { Err(Errno::NXIO) } else { Ok(LseekOut { offset: self.bytes }.as_bytes().to_vec()) }
     }
 
     fn statfs(&self) -> Vec<u8> {

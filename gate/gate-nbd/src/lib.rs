@@ -8,6 +8,8 @@
 //! | `store` | what is exported, in whole blocks |
 //! | `bytes` | any range of it |
 //! | `tls` | encryption, for who asks for it |
+//! | `stream` | connections as bytes, encrypted or not |
+//! | `answer_bytes` | bytes for a client, in memory that is used again |
 //! | `server` | connections and their threads |
 //! | `disk`, `volume` | a container's disk as a store, and a volume of this process |
 //! | `spawn` | the process `dvs gate nbd` |
@@ -19,6 +21,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
+mod answer_bytes;
 mod bytes;
 mod copier;
 mod disk;
@@ -26,15 +29,17 @@ mod negotiation;
 mod server;
 mod spawn;
 mod store;
+mod stream;
 mod tls;
 mod volume;
 
 /// Numbers of the protocol, requests from bytes, replies to bytes.
 use nbd as wire;
 
-pub use bytes::{Bytes, Holes};
+pub use bytes::{ByteStore, Holes};
 pub use copier::main_from_spawn as main_of_copier;
-pub use server::{Exporter, NbdListener};
+pub use server::Exporter;
 pub use spawn::main_from_spawn;
-pub use store::{BlockStore, STORE_BLOCK_BYTES};
+pub use store::{BegunRead, BlockStore, STORE_BLOCK_BYTES};
+pub use stream::NbdListener;
 pub use tls::{TlsError, TlsSettings};

@@ -436,10 +436,7 @@ mod tests {
     }
 
     fn piece(kind: u16, flags: u16, data: &[u8]) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        nbd::put_chunk(&mut bytes, 7, (flags, kind), data.len() as u32);
-        bytes.extend_from_slice(data);
-        bytes
+        [&nbd::chunk_head(7, (flags, kind), data.len() as u32)[..], data].concat()
     }
 
     fn heard(line: &Line, pieces: &[Vec<u8>]) -> Result<(), Why> {
@@ -487,9 +484,7 @@ mod tests {
             assert!(heard(&line(4096).0, &[lie]).is_err());
         }
         let (other, _) = line(0);
-        let mut answer = Vec::new();
-        nbd::put_simple_reply(&mut answer, 8, 0);
-        assert!(heard(&other, &[answer]).is_err(), "nobody asked");
+        assert!(heard(&other, &[nbd::simple_reply(8, 0).to_vec()]).is_err(), "nobody asked");
     }
 
     #[test]

@@ -4,7 +4,7 @@ mod check;
 pub mod file;
 mod fs;
 #[cfg(feature = "machinery")]
-mod volume;
+pub mod volume;
 
 use clap::{Args, Subcommand};
 

@@ -60,6 +60,7 @@ pub enum Command {
     #[command(subcommand)]
     Replica(ReplicaCommand),
     Export(ExportOptions),
+    Mount(MountOptions),
     /// Serve no disk of a container over NBD any more; who is connected is cut off.
     Unexport {
         /// Container.
@@ -205,6 +206,33 @@ pub struct ExportOptions {
     /// Encrypt, and let in only clients with a certificate that is known there.
     #[arg(long)]
     tls: bool,
+    /// Nothing can be changed.
+    #[arg(long)]
+    read_only: bool,
+}
+
+/// Show a disk of a container as a file here, until it is unmounted, or until Ctrl-C or SIGTERM
+#[derive(Args, Debug)]
+#[command(after_help = "\
+The disk is served over NBD before (dvs disk export), and this machine reaches that address. MOUNTPOINT/disk has its bytes. A \
+loop device on it is a block device, for kernels without a client of NBD: losetup, mkfs, mount. fsync of the file is a flush \
+of the disk. Of the disk of the file tree nobody changes anything. When the gate ends, the file is an error and this command \
+ends; what was flushed is there.
+
+Who is not root needs fusermount3 (Debian: fuse3), and then only that user sees the file.
+
+Examples:
+  dvs disk export shop data
+  dvs disk mount shop data /mnt/data
+  losetup --find --show /mnt/data/disk")]
+pub struct MountOptions {
+    /// Container.
+    #[arg(add = names::containers())]
+    dc: String,
+    /// Disk, as dvs disk ls names it.
+    disk: String,
+    /// A directory; what is in it is hidden meanwhile.
+    mountpoint: std::path::PathBuf,
     /// Nothing can be changed.
     #[arg(long)]
     read_only: bool,
@@ -386,6 +414,7 @@ pub fn execute(global: &Global, command: &Command) -> Outcome {
             say(&format!("no disk of container '{dc}' is served over NBD"));
             print(|out| view::changed(out, global.output, &now))
         }
+        Command::Mount(options) => mount(global, options),
         Command::Verify(options) => verify(global, options),
         Command::Replica(ReplicaCommand::Add(options)) => add(global, options),
         Command::Replica(ReplicaCommand::Remove(RemoveOptions { meant: Meant { dc, disk, node }, force })) => {
@@ -411,6 +440,48 @@ fn export(global: &Global, options: &ExportOptions) -> Outcome {
     let node = gate.map_or("-", |gate| gate.node.as_str());
     say(&format!("disks of container '{dc}' are served at {scheme}://{listen} of {node}{only}"));
     print(|out| view::changed(out, global.output, &now))
+}
+
+#[cfg(not(feature = "machinery"))]
+fn mount(_: &Global, _: &MountOptions) -> Outcome {
+    Err(Failure::new("this dvs was built without servers").hint("the dvs of a node"))
+}
+
+#[cfg(feature = "machinery")]
+fn mount(global: &Global, options: &MountOptions) -> Outcome {
+    use super::alone::file::mount_what;
+    use super::alone::volume::{self, Changes};
+
+    let changes = if options.read_only { Changes::Never } else { Changes::Unless };
+    mount_what(global, &options.mountpoint, || {
+        let uri = where_served(global, options)?;
+        Ok((volume::open(std::path::Path::new(&uri), None, changes)?, uri))
+    })
+}
+
+#[cfg(feature = "machinery")]
+fn where_served(global: &Global, MountOptions { dc, disk, .. }: &MountOptions) -> Result<String, Failure> {
+    let daemon = daemon(global)?;
+    let now = block_on(daemon.dc(dc))??;
+    // It says whether there is such a disk.
+    one(&now, disk)?;
+    let nbd = now.spec.nbd.as_ref();
+    let export = format!("dvs disk export {dc} {disk}");
+    let Some(nbd) = nbd.filter(|nbd| nbd.disks.is_empty() || nbd.disks.contains(disk)) else {
+        return Err(Failure::new(format!("disk '{disk}' of container '{dc}' is not served over NBD")).hint(export));
+    };
+    if nbd.tls {
+        let what = format!("disk '{disk}' of container '{dc}' is served encrypted, which a mount does not understand");
+        return Err(Failure::new(what).hint(format!("{export}, at an address that is safe")));
+    }
+    let mut host = nbd.listen.ip().to_string();
+    if nbd.listen.ip().is_unspecified()
+        && let Some(gate) = now.placement.first(&ServerKind::NBD)
+    {
+        host = block_on(daemon.node(&gate.node))??.address;
+    }
+    let place = nbd::NbdPlace::Tcp(host, nbd.listen.port());
+    Ok(nbd::NbdUri { place, export: disk.clone() }.to_string())
 }
 
 fn add(global: &Global, options: &AddOptions) -> Outcome {
@@ -457,7 +528,12 @@ fn verify(global: &Global, options: &VerifyOptions) -> Outcome {
         ));
         return print(|out| output::one(out, global.output, &now, show));
     }
+    let mut is_told = false;
     while goes_on(&now) {
+        let has_other = now.copies.iter().any(|copy| copy.state == Some(DiskCopyState::Current));
+        if !has_other && !std::mem::replace(&mut is_told, true) {
+            say(&format!("no other copy of disk '{disk}' has everything at the moment; waiting until one has"));
+        }
         std::thread::sleep(LOOK_AGAIN);
         now = one(&block_on(daemon.dc(dc))??, disk)?;
     }

@@ -2,7 +2,8 @@
 //!
 //! The loop owns the machine; what may wait for the medium is done by a pool, in any order, and its end comes back over
 //! a list and a poke. Blocks go from the ring to the image without a copy of ours: the machine is given the number of
-//! the request, not its bytes. A copy whose medium fails ends: silence is what its primary understands.
+//! the request, not its bytes. A copy whose medium fails ends: silence is what its primary understands. One that has no
+//! room for a write says so (`ENOSPC`), and goes on.
 //!
 //! Spawn record: descriptors `image`, `kept`; options `bytes`, `may_be_longer` (1: the image may), `disk` (the endpoint
 //! that may speak with it), `set`.
@@ -215,12 +216,22 @@ impl CopyServer {
                     let work = move || write(&volume, range, &request);
                     if u64::from(range.count) * BLOCK > u64::from(INLINE_BYTES_MAX) {
                         self.later(ticket, work);
-                    } else if let Err(errno) = work() {
-                        self.fail(errno);
                     } else {
-                        acts.extend(self.machine.done(ticket));
+                        acts.extend(self.ended(ticket, work()));
                     }
                 }
+            }
+        }
+    }
+
+    /// What follows an operation.
+    fn ended(&mut self, ticket: OperationTicket, result: Result<(), Errno>) -> Vec<BackupAct<u64>> {
+        match result {
+            Ok(()) => self.machine.done(ticket),
+            Err(Errno::NOSPC) if self.machine.is_write(ticket) => self.machine.refused(ticket),
+            Err(errno) => {
+                self.fail(errno);
+                Vec::new()
             }
         }
     }
@@ -253,7 +264,7 @@ impl CopyServer {
     fn answer(&mut self, epoch: u32, answer: ReplicaAnswer) {
         let awaited = match &answer {
             ReplicaAnswer::Welcome(_) => Awaited::Welcome,
-            ReplicaAnswer::Accepted { seq } => Awaited::Accepted(*seq),
+            ReplicaAnswer::Accepted { seq } | ReplicaAnswer::NoRoom { seq } => Awaited::Accepted(*seq),
             ReplicaAnswer::Durable { seq } => Awaited::Durable(*seq),
             ReplicaAnswer::Sums { seq, .. } => Awaited::Sums(*seq),
             ReplicaAnswer::Marked { generation, whole } => Awaited::Marked(*generation, *whole),
@@ -267,6 +278,9 @@ impl CopyServer {
                 let data = CopyState { is_blank: self.volume.data_from(0).is_none(), ..state }.encode();
                 let results = Welcomed { promised_ms, bytes: data.len() as u64 }.into();
                 Reply { status: 0, results, data }
+            }
+            ReplicaAnswer::NoRoom { .. } => {
+                Reply { status: Errno::NOSPC.raw_os_error() as u32, results: [0; 4], data: Vec::new() }
             }
             ReplicaAnswer::Sums { sums, .. } => {
                 let data = sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
@@ -417,13 +431,8 @@ impl Service for CopyServer {
         }
         let ended = std::mem::take(&mut *self.ended.lock());
         for (ticket, result) in ended {
-            match result {
-                Ok(()) => {
-                    let acts = self.machine.done(ticket);
-                    self.act(acts);
-                }
-                Err(errno) => self.fail(errno),
-            }
+            let acts = self.ended(ticket, result);
+            self.act(acts);
         }
     }
 }

@@ -46,6 +46,8 @@ pub enum LinkSaid {
     Reserved(u64, Result<(), Errno>),
     /// What its medium has.
     Looked(u64, Result<Vec<u8>, Errno>),
+    /// Its medium has no room for that write, or copy, of that turn.
+    NoRoom(u64, u64),
     /// That turn is over.
     Broken(u64),
 }
@@ -379,6 +381,9 @@ fn said(turn: u64, asked: Asked, done: Done) -> Option<LinkSaid> {
         && !is_stale
     {
         return Some(LinkSaid::Looked(id, done.error.map_or_else(|| Ok(done.data.to_vec()), Err)));
+    }
+    if let (Some(Errno::NOSPC), Asked::Accepted(seq)) = (done.error, asked) {
+        return Some(LinkSaid::NoRoom(turn, seq));
     }
     let answer = match (done.error, asked) {
         (Some(Errno::STALE), _) => {

@@ -24,7 +24,7 @@ pub struct FileOptions {
 }
 
 #[cfg(feature = "machinery")]
-pub use shown::{mount, show};
+pub use shown::{mount, mount_what};
 
 #[cfg(feature = "machinery")]
 mod shown {
@@ -72,11 +72,22 @@ mod shown {
     }
 
     pub fn mount(global: &Global, options: &FileOptions) -> Outcome {
-        demand_mountpoint(&options.mountpoint)?;
-        let stop = stop()?;
         let changes = if options.read_only { Changes::Never } else { Changes::Unless };
-        let volume = volume::open(&options.volume, None, changes)?;
-        show(global, volume, &options.volume.display().to_string(), &options.mountpoint, stop)
+        mount_what(global, &options.mountpoint, || {
+            Ok((volume::open(&options.volume, None, changes)?, options.volume.display().to_string()))
+        })
+    }
+
+    /// `find`: a volume, and what it is called.
+    pub fn mount_what(
+        global: &Global,
+        mountpoint: &Path,
+        find: impl FnOnce() -> Result<(Volume, String), Failure>,
+    ) -> Outcome {
+        demand_mountpoint(mountpoint)?;
+        let stop = stop()?;
+        let (volume, source) = find()?;
+        show(global, volume, &source, mountpoint, &stop)
     }
 
     /// Before there are threads, which inherit what is blocked.
@@ -86,10 +97,10 @@ mod shown {
     }
 
     /// Until it is unmounted.
-    pub fn show(global: &Global, volume: Volume, source: &str, mountpoint: &Path, stop: OwnedFd) -> Outcome {
+    fn show(global: &Global, volume: Volume, source: &str, mountpoint: &Path, stop: &OwnedFd) -> Outcome {
         let place = std::path::absolute(mountpoint).unwrap_or(mountpoint.to_owned());
-        let here = FuseHere { place, source: source.to_owned(), allow_other: false };
         let (bytes, read_only) = (BlockStore::bytes(&volume), volume.is_read_only());
+        let here = FuseHere { place, source: source.to_owned(), allow_other: false, read_only };
         let fuse = here.mount().map_err(|error| {
             let hint = "as root; or with fusermount3 (Debian: fuse3), and a directory of your own";
             Failure::new(format!("nothing is mounted at '{}'", here.place.display())).because(&error).hint(hint)
@@ -111,9 +122,9 @@ mod shown {
             if told.is_err() {
                 let _ = here.detach();
             }
-            unmount_when_asked(&here, &stop, &ended);
+            unmount_when_asked(&here, stop, &ended);
             let served = serving.join().unwrap_or_else(|_| Err(io::Error::other("a thread ended")));
-            told.map(|()| served)
+            told.map(|_| served)
         })?;
         served.map_err(|error| {
             Failure::new(format!("what was written to '{source}' last may be lost")).because(&error)

@@ -23,6 +23,7 @@ Examples:
   dvs alone fs tree.img /mnt --size 10G
   dvs alone fs ~/tree.img ~/tree
   dvs alone fs nbd://storage/tree /mnt
+  dvs alone fs --read-only tree.img /mnt       the image stays as it is
   umount /mnt                                  ends it, as fusermount3 -u does")]
 pub struct FsOptions {
     /// A file, a block device, or a volume of an NBD server (nbd://HOST[:PORT]/EXPORT), of at least 32M.
@@ -36,6 +37,9 @@ pub struct FsOptions {
     /// user_allow_other in /etc/fuse.conf.
     #[arg(long)]
     pub allow_other: bool,
+    /// Only look: nothing is written to the image, also when it was not closed. Others may look at the same time.
+    #[arg(long, conflicts_with = "size")]
+    pub read_only: bool,
 }
 
 #[cfg(feature = "machinery")]
@@ -102,6 +106,7 @@ mod mounted {
         mountpoint: String,
         image: String,
         bytes: u64,
+        read_only: bool,
     }
 
     impl Row for Mounted {
@@ -123,18 +128,20 @@ mod mounted {
         demand_mountpoint(&options.mountpoint)?;
         let (below, bytes) = Below::open(options)?;
         let place = std::path::absolute(&options.mountpoint).unwrap_or(options.mountpoint.clone());
-        let mut world = World::begin(below, stop).map_err(|error| failed("there are no servers", &*error))?;
+        let mut world =
+            World::begin(below, stop, options.read_only).map_err(|error| failed("there are no servers", &*error))?;
         for role in 0..GATE {
             world.start_first(role, options)?;
         }
-        let here = FuseHere { place, source: options.image.display().to_string(), allow_other: options.allow_other };
+        let FsOptions { allow_other, read_only, .. } = *options;
+        let here = FuseHere { place, source: options.image.display().to_string(), allow_other, read_only };
         world.fuse = Some(here.mount().map_err(|error| {
             let hint = "as root; or with fusermount3 (Debian: fuse3), and a directory of your own";
             Failure::new(format!("nothing is mounted at '{}'", here.place.display())).because(&error).hint(hint)
         })?);
         let done = world.start_first(GATE, options).and_then(|()| {
             let (mountpoint, image) = (here.place.display().to_string(), options.image.display().to_string());
-            print(|out| output::one(out, global.output, &Mounted { mountpoint, image, bytes }, view))?;
+            print(|out| output::one(out, global.output, &Mounted { mountpoint, image, bytes, read_only }, view))?;
             world.serve(&here)
         });
         if done.is_err() {
@@ -151,8 +158,9 @@ mod mounted {
     }
 
     fn view(mounted: &Mounted, out: &mut impl Write) -> io::Result<()> {
-        let Mounted { mountpoint, image, bytes } = mounted;
-        writeln!(out, "{image} ({}) is mounted at {mountpoint}", output::bytes(*bytes))
+        let Mounted { mountpoint, image, bytes, read_only } = mounted;
+        let only = if *read_only { ", read-only" } else { "" };
+        writeln!(out, "{image} ({}{only}) is mounted at {mountpoint}", output::bytes(*bytes))
     }
 
     fn failed(what: &str, error: &(dyn std::error::Error + 'static)) -> Failure {
@@ -188,7 +196,7 @@ mod mounted {
             let shown = options.image.display();
             if let Some(uri) = volume::uri_of(&options.image)? {
                 let connection = volume::reach(&uri, options.size)?;
-                if connection.offer.is_read_only() {
+                if connection.offer.is_read_only() && !options.read_only {
                     return Err(
                         Failure::new(format!("'{shown}' can only be read")).hint("an export that may be written")
                     );
@@ -196,7 +204,8 @@ mod mounted {
                 let bytes = connection.offer.bytes;
                 return Ok((Below::Nbd { uri, connection }, bytes));
             }
-            let image = volume::open_image(&options.image, options.size, Changes::Always)?;
+            let changes = if options.read_only { Changes::Never } else { Changes::Always };
+            let image = volume::open_image(&options.image, options.size, changes)?;
             if let Some(size) = options.size {
                 grow(&image, size)
                     .map_err(|error| Failure::new(format!("'{shown}' cannot be made so large")).because(&error))?;
@@ -212,8 +221,8 @@ mod mounted {
             }
         }
 
-        fn options(&self) -> Value {
-            let mut options = json!({ "owner": Endpoint::FS.number() });
+        fn options(&self, read_only: bool) -> Value {
+            let mut options = json!({ "owner": Endpoint::FS.number(), "read_only": u8::from(read_only) });
             if let Below::Nbd { connection, .. } = self {
                 connection.offer.words().into_iter().for_each(|(name, word)| options[name] = json!(word));
             }
@@ -262,6 +271,7 @@ mod mounted {
     struct World {
         broker: Broker,
         below: Below,
+        read_only: bool,
         stop: OwnedFd,
         fuse: Option<OwnedFd>,
         state: OwnedFd,
@@ -275,7 +285,7 @@ mod mounted {
     type Error = Box<dyn std::error::Error + Send + Sync>;
 
     impl World {
-        fn begin(below: Below, stop: OwnedFd) -> Result<World, Error> {
+        fn begin(below: Below, stop: OwnedFd, read_only: bool) -> Result<World, Error> {
             let broker = Broker::start(BrokerConfig::local())?;
             broker.add_dc(DC, DcOptions::default())?;
             let state = rustix::fs::memfd_create("dvs-gate-state", MemfdFlags::CLOEXEC)?;
@@ -283,6 +293,7 @@ mod mounted {
             Ok(World {
                 broker,
                 below,
+                read_only,
                 stop,
                 fuse: None,
                 state,
@@ -363,10 +374,11 @@ mod mounted {
                 options
             };
             match role {
-                DISK => (vec![self.below.descriptor()], self.below.options()),
+                DISK => (vec![self.below.descriptor()], self.below.options(self.read_only)),
                 1 => {
                     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-                    (Vec::new(), epochs(json!({ "made_by_uid": uid, "made_by_gid": gid })))
+                    let read_only = u8::from(self.read_only);
+                    (Vec::new(), epochs(json!({ "made_by_uid": uid, "made_by_gid": gid, "read_only": read_only })))
                 }
                 _ => {
                     let mut fds = vec![("state", self.state.as_fd()), ("deaths", self.deaths.1.as_fd())];
