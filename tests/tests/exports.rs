@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use end_to_end::nbd::{certificates, has};
-use end_to_end::{Cluster, eventually, has_etcd};
+use end_to_end::{Cluster, dvs_binary, eventually, has_etcd};
 use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(30);
@@ -134,6 +134,60 @@ fn disk_of_a_container_is_one_for_clients_of_others_wherever_it_goes() {
     // Whoever comes later is not taken for who was before.
     cluster.ok(&["disk", "export", "shop", "data", "--node", "n1"]);
     qemu_io(&cluster, "n1", here, &["write -P 1 0 4k", "read -P 1 0 4k"]);
+}
+
+/// `$1`: dvs; `$2`: a directory. A file system of the kernel on the disk, used, unmounted, and looked at.
+const ON_A_LOOP: &str = r#"
+mkdir -p "$2" "$2.fs"
+"$1" disk mount shop data "$2" & server=$!
+loop=
+undo() { umount "$2.fs"; test -z "$loop" || losetup --detach "$loop"; umount "$2"; wait $server; }
+trap undo EXIT
+until test -e "$2/disk"; do kill -0 $server; sleep 0.05; done
+loop=$(losetup --find --show "$2/disk")
+if test "$3" = make; then mkfs.ext4 -q "$loop"; fi
+mount "$loop" "$2.fs"
+if test "$3" = make; then tar c -C /etc . | tar x -C "$2.fs"; rm -rf "$2.fs/ssl"; fallocate -l 8M "$2.fs/long"; fi
+sync
+(cd "$2.fs" && find . -type f | sort | xargs -d '\n' sha256sum)
+umount "$2.fs"
+e2fsck -fn "$loop" >&2
+"#;
+
+#[test]
+fn disk_is_a_file_on_which_a_file_system_of_the_kernel_works() {
+    let Some(cluster) = shop() else { return };
+    if !has("mkfs.ext4", "e2fsprogs") || !has("losetup", "mount") {
+        return;
+    }
+    let at = cluster.state_dir().join("shown").to_string_lossy().into_owned();
+    let (binary, socket) = (dvs_binary(), cluster.socket_of("n2"));
+    let socket = format!("DVS_SOCKET={}", socket.display());
+    let dvs = binary.to_str().expect("text");
+    std::fs::create_dir(&at).expect("a directory");
+    let mount = |disk: &str| on(&cluster, "n2", &["env", &socket, dvs, "disk", "mount", "shop", disk, &at]);
+    let (fine, said) = mount("data");
+    assert!(!fine && said.contains("not served over NBD") && said.contains("dvs disk export shop data"), "{said}");
+    let (fine, said) = mount("nope");
+    assert!(!fine && said.contains("has no disk 'nope'"), "{said}");
+    cluster.ok(&["disk", "export", "shop", "data"]);
+    let work = |what: &str| ok(&cluster, "n2", &["env", &socket, "sh", "-ec", ON_A_LOOP, "sh", dvs, &at, what]);
+    let made = work("make");
+    assert!(made.lines().filter(|line| line.contains("  ./")).count() > 20, "{made}");
+    // Where the disk stands is no matter of the file, nor whether it is the same mount.
+    cluster.ok(&["disk", "replica", "promote", "shop", "data", other_copy(&cluster).as_str()]);
+    let found = work("look");
+    let sums = |said: &str| said.lines().filter(|line| line.contains("  ./")).map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(sums(&found), sums(&made));
+}
+
+/// The node of the disk's copy that is not the primary, once it has everything.
+fn other_copy(cluster: &Cluster) -> String {
+    await_copies(cluster, "data");
+    let disk = cluster.json(&["disk", "inspect", "shop", "data", "-o", "json"]);
+    let copies = disk["copies"].as_array().expect("copies").clone();
+    let other = copies.iter().find(|copy| copy["state"] == "current").expect("another one");
+    other["node"].as_str().expect("a node").to_owned()
 }
 
 #[test]
