@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use end_to_end::terminal::Terminal;
 use end_to_end::{Cluster, eventually};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -242,7 +243,7 @@ const TYPED: &[(&str, Comes)] = &[
     ("ps --format table|{{.ID}}\\t{{.Command}}", Done("COMMAND")),
     ("ps --format json", Done("\"pid\":6")),
     ("ps --format {{range|.}}", Here("-o json")),
-    ("logs shop", Done("hello")),
+    ("logs shop", Done("| said")),
     ("logs -t --tail 5 shop {pid}", Done("said")),
     ("logs --since 10m --until 2100-01-01 shop {pid}", Done("said")),
     ("logs shop web", Done("")),
@@ -298,7 +299,7 @@ const TYPED: &[(&str, Comes)] = &[
     ("wait shop {pid}", Done("137")),
     ("kill -s HUP shop {pid}", Here("dvs ps")),
     ("stop shop nothere", Here("dvs dc ls")),
-    ("rename shop store", Here("dvs dc stop")),
+    ("rename shop store", Here("dvs stop shop")),
     ("rm shop", Here("dvs dc stop")),
     ("rm -v -f shop", Here("--keep-data")),
     ("restart --timeout 1 shop", Done("runs on")),
@@ -357,6 +358,69 @@ fn each_row_of_the_table_of_habits_is_typed() {
         }
     }
     assert!(count > 40 && TYPED.len() >= 60, "{count} habits, {} lines", TYPED.len());
+}
+
+#[test]
+fn logs_are_those_of_all_programs_on_all_nodes() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &[]);
+    let say = |node: &str, words: &str| {
+        let pid = cluster.ok(&["run", "-d", "shop", "-n", node, "--", "sh", "-c", words]).trim().to_owned();
+        cluster.ok(&["wait", "shop", &pid]);
+        pid
+    };
+    let (first, second) = (say("n2", "echo one; echo bad >&2"), say("n1", "echo two; printf three"));
+    let said = cluster.output(&["logs", "shop"]);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert_eq!(text(&said.stdout), format!("{first} | one\n{second} | two\n{second} | three\n"), "{said:?}");
+    assert_eq!(text(&said.stderr), format!("{first} | bad\n"));
+    assert_eq!(cluster.ok(&["logs", "--tail", "1", "shop"]), format!("{second} | three\n"));
+    assert_eq!(cluster.ok(&["logs", "--until", "2020-01-01", "shop"]), "");
+    // Those that begin while somebody listens, too, and it ends with the container.
+    let mut listener = cluster.command_without_limit(&["logs", "-f", "--tail", "0", "shop"]);
+    let mut listener = listener.stdout(Stdio::piped()).spawn().expect("dvs starts");
+    let (sender, lines) = std::sync::mpsc::channel();
+    let output = BufReader::new(listener.stdout.take().expect("a pipe"));
+    std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    cluster.ok(&["service", "add", "shop", "clock", "--node", "n2", "--", "sh", "-c", "echo up; exec sleep 1000"]);
+    let heard = lines.recv_timeout(SOON).expect("a line");
+    assert_eq!(heard, "clock/0 | up");
+    assert_eq!(cluster.ok(&["logs", "shop", "clock"]), "up\n");
+    cluster.ok(&["stop", "-t", "1", "shop"]);
+    eventually("it ends", SOON, || listener.try_wait().expect("a child"));
+    assert!(cluster.ok(&["logs", "shop"]).contains("clock/0 | up"), "also of a container that is stopped");
+}
+
+#[test]
+fn program_in_the_background_has_a_terminal_for_who_attaches_and_copies_say_how_far_they_are() {
+    let cluster = Cluster::up(1);
+    cluster.container("shop", 1, &["--disk", "256M"]);
+    let pid = cluster.ok(&["run", "-dit", "shop", "--", "sh", "-c", "test -t 1 && read line && echo \"<$line>\""]);
+    let mut terminal = Terminal::start(&cluster.command_without_limit(&["attach", "shop", pid.trim()]));
+    terminal.press("hello\r");
+    terminal.shows("<hello>");
+    assert_eq!(terminal.status(), 0);
+    let pipe = cluster.ok(&["run", "-di", "shop", "--", "cat"]);
+    let fed = format!("echo fed | {} attach shop {}", end_to_end::dvs_binary().display(), pipe.trim());
+    let mut shell = std::process::Command::new("sh");
+    let done = shell.args(["-c", &fed]).env("DVS_STATE_DIR", cluster.state_dir()).output().expect("a shell");
+    assert_eq!(String::from_utf8_lossy(&done.stdout), "fed\n", "{done:?}");
+
+    let place = tempfile::tempdir().expect("a directory");
+    let large = place.path().join("large");
+    fs::write(&large, vec![7; 96 << 20]).expect("a file");
+    let large = large.to_str().expect("text");
+    for (from, to) in [(large, "shop:/large"), ("shop:/large", "shop:/other")] {
+        let mut terminal = Terminal::start(&cluster.command_without_limit(&["cp", from, to]));
+        assert_eq!(terminal.status(), 0, "{}", terminal.screen());
+        let shown = terminal.screen();
+        assert!(
+            shown.contains(" MiB, ") && shown.contains("/s") && shown.ends_with("\r\u{1b}[K"),
+            "{from} {to}: {shown:?}"
+        );
+        assert!(!shown.contains("0 B"), "one line is of one side: {shown:?}");
+    }
+    assert_eq!(cluster.sh("shop", "n1", "wc -c < /dc/other"), "100663296\n");
 }
 
 #[test]

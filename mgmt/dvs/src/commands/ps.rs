@@ -194,6 +194,7 @@ pub fn command(words: &[String]) -> String {
         ["/proc/self/exe", "internal", "unpack", destination, ..] => format!("(dvs cp to {destination})"),
         ["/proc/self/exe", "internal", "pack", source, ..] => format!("(dvs cp of {source})"),
         ["/proc/self/exe", "internal", "ds", ..] => "(dvs ds)".to_owned(),
+        ["/proc/self/exe", "internal", "fs", ..] => "(dvs fs)".to_owned(),
         _ => words.join(" "),
     }
 }
@@ -257,6 +258,7 @@ mod tests {
         let shown = |command: &[&str]| process(command, false).pop().unwrap();
         assert_eq!(shown(&["/proc/self/exe", "internal", "unpack", "/dc/www"]), "(dvs import to /dc/www)");
         assert_eq!(shown(&["/proc/self/exe", "internal", "ds", "--one"]), "(dvs ds)");
+        assert_eq!(shown(&["/proc/self/exe", "internal", "fs", "--output", "table", "shop", "diff"]), "(dvs fs)");
         assert_eq!(shown(&["cat", "a b"]), "cat a b");
     }
 

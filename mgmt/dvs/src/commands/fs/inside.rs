@@ -303,7 +303,7 @@ fn differences(
         }
         Ordering::Equal => Ok(Vec::new()),
         Ordering::Greater => {
-            let failure = Failure::usage(format!("snapshot '{earlier}' was taken after '{later}'"));
+            let failure = Failure::new(format!("snapshot '{earlier}' was taken after '{later}'"));
             Err(failure.hint(format!("dvs fs diff {dc} {later} {earlier}")))
         }
     }
