@@ -138,7 +138,8 @@ fn completions_are_the_reviewed_ones() {
 #[test]
 fn whatever_has_a_name_in_the_cluster_is_completed() {
     // A name that nobody has yet.
-    const NEW: [&str; 3] = ["dvs cluster-init", "dvs node-join", "dvs node-token"];
+    const NEW: [&str; 6] =
+        ["dvs cluster-init", "dvs cluster-restore", "dvs daemon", "dvs node-cert", "dvs node-join", "dvs node-token"];
     let mut command = String::new();
     for line in completions().lines() {
         let Some(argument) = line.strip_prefix("    ") else {

@@ -51,10 +51,11 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let outcome = check_switched_off().and_then(|()| match command_line() {
-        Ok(mut cli) => cli.global.settle_format().and_then(|()| match cli.global.watch {
-            false => commands::execute(&cli.global, cli.command),
-            true => commands::watch::execute(cli, typed_again),
-        }),
+        Ok(mut cli) => match cli.global.settle_format().and_then(|()| commands::watch::demand_listing(&cli)) {
+            Err(failure) => Err(failure.status(usage::status(std::env::args_os()))),
+            Ok(()) if cli.global.watch => commands::watch::execute(cli, typed_again),
+            Ok(()) => commands::execute(&cli.global, cli.command),
+        },
         Err(error) => no_command(&error),
     });
     match outcome {

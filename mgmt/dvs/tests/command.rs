@@ -278,7 +278,7 @@ fn shell_offers_what_the_container_of_the_line_has() {
         Answer::Say(200, body)
     });
     let offered = |words: &[&str]| offered_by_bash(Some(&daemon), words);
-    assert_eq!(offered(&["dvs", "kill", "shop", ""]), ["65600"], "those that run");
+    assert_eq!(offered(&["dvs", "kill", "shop", "6"]), ["65600"], "those that run");
     assert_eq!(offered(&["dvs", "kill", "-s", "HUP", "shop", "65600", "65"]), ["65600"]);
     assert_eq!(offered(&["dvs", "exec", "shop", "--beside", "6"]), ["65600"]);
     assert_eq!(offered(&["dvs", "logs", "shop", "6"]), ["65600", "65601"]);

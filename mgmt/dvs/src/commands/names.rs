@@ -64,7 +64,11 @@ pub fn instances() -> ArgValueCandidates {
 pub fn parts() -> ArgValueCandidates {
     of_container(async |daemon, dc| {
         let services = daemon.services(&dc).await?.into_iter().map(|service| (service.spec.name, None));
-        let servers = daemon.dc(&dc).await?.placement.instances.into_iter().map(|one| (one.name, Some(one.node)));
+        let placed = daemon.dc(&dc).await?.placement.instances.into_iter();
+        let servers = placed.flat_map(|one| {
+            let disk = one.volume.filter(|_| one.kind == ServerKind::DISK).map(|volume| volume.name);
+            disk.into_iter().chain([one.name]).map(|name| (name, Some(one.node.clone()))).collect::<Vec<_>>()
+        });
         let living = daemon.processes(&dc).await?.processes.into_iter();
         let processes = living.map(|process| (process.pid.to_string(), Some(ps::command(&process.command))));
         Ok(services.chain(servers).chain(processes).collect())

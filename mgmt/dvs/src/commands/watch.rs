@@ -26,14 +26,19 @@ pub fn takes(printed: &[u8]) -> bool {
     FRAME.lock().as_mut().map(|frame| frame.extend_from_slice(printed)).is_some()
 }
 
-/// `again`: what was typed, once more.
-pub fn execute(first: Cli, again: impl Fn() -> Result<Cli, Failure>) -> Outcome {
-    if !is_listing(&first.command) {
+/// What changes something is done once.
+pub fn demand_listing(cli: &Cli) -> Result<(), Failure> {
+    if cli.global.watch && !is_listing(&cli.command) {
         return Err(Failure::usage("this command has nothing to look at again").hint(
             "--watch is for dvs ps, dvs inspect, dvs info, ls and inspect of dc, node, service, port and disk; dvs stats, \
              dvs top and dvs events go on by themselves",
         ));
     }
+    Ok(())
+}
+
+/// `again`: what was typed, once more.
+pub fn execute(first: Cli, again: impl Fn() -> Result<Cli, Failure>) -> Outcome {
     let (mut cli, mut screen) = (first, Screen::default());
     loop {
         let is_for_people = cli.global.output.is_for_people();
