@@ -36,7 +36,7 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
     let format = global.output;
     match block_on(part_of(&daemon, &name, &part))?? {
         Part::Process(process) => print(|out| output::list(out, format, &[process])),
-        Part::Service(service) => print(|out| output::one(out, format, &service, service::view)),
+        Part::Service(service) => print(|out| output::one(out, format, &*service, service::view)),
         Part::ServiceInstance(instance) => print(|out| output::one(out, format, &instance, row)),
         Part::Disk(disk) => print(|out| output::one(out, format, &disk, disk::show)),
         Part::Server(server) => print(|out| output::one(out, format, &server, row)),
@@ -47,7 +47,7 @@ pub fn execute(global: &Global, options: Options) -> Outcome {
 /// Something of a container.
 enum Part {
     Process(Process),
-    Service(ServiceInfo),
+    Service(Box<ServiceInfo>),
     ServiceInstance(ServiceInstance),
     Disk(disk::DiskView),
     Server(Instance),
@@ -78,7 +78,7 @@ async fn part_of(daemon: &Client, name: &str, part: &str) -> Result<Part, Failur
         return Ok(Part::ServiceInstance(instance.clone()));
     }
     if let Some(service) = services.into_iter().find(|service| service.spec.name == part) {
-        return Ok(Part::Service(service));
+        return Ok(Part::Service(Box::new(service)));
     }
     let dc = daemon.dc(name).await?;
     if let Some(disk) = disk::disks_of(&dc).into_iter().find(|disk| disk.disk == part) {
