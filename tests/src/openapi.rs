@@ -1,9 +1,34 @@
-//! The API's own description, and whether an answer is as it says.
+//! The API's own description, and whether an answer is as it says; that of what commands print likewise.
+
+use std::collections::BTreeSet;
 
 use serde_json::Value;
 
 /// `docs/openapi.json`.
-pub struct Description(Value);
+pub struct Description(Document);
+
+/// `docs/output.schema.json`.
+pub struct Outputs(Document);
+
+impl Outputs {
+    pub fn checked_in() -> Outputs {
+        Outputs(Document::checked_in("output.schema.json"))
+    }
+
+    /// Commands of which it says what they print, by their words.
+    pub fn commands(&self) -> BTreeSet<String> {
+        self.0.0["properties"].as_object().expect("commands").keys().cloned().collect()
+    }
+
+    /// Why what a command printed is not as described.
+    pub fn check(&self, command: &str, printed: &Value) -> Result<(), String> {
+        let schema = self.0.0["properties"].get(command).ok_or_else(|| format!("'{command}' is not described"))?;
+        self.0.matches(printed, schema).map_err(|why| format!("dvs {command}: {why}"))
+    }
+}
+
+/// A JSON document with schemas in it.
+struct Document(Value);
 
 /// One way to ask.
 pub struct Way {
@@ -20,14 +45,12 @@ pub struct Way {
 
 impl Description {
     pub fn checked_in() -> Description {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
-        let text = std::fs::read(path).expect("the description");
-        Description(serde_json::from_slice(&text).expect("JSON"))
+        Description(Document::checked_in("openapi.json"))
     }
 
     pub fn ways(&self) -> Vec<Way> {
         let mut ways = Vec::new();
-        for (path, methods) in self.0["paths"].as_object().expect("paths") {
+        for (path, methods) in self.0.0["paths"].as_object().expect("paths") {
             for (method, operation) in methods.as_object().expect("methods") {
                 let text = |key: &str| operation[key].as_str().expect("text").to_owned();
                 ways.push(Way {
@@ -45,12 +68,12 @@ impl Description {
 
     /// Why an answer is not as the description says.
     pub fn check(&self, way: &Way, status: u16, body: &str) -> Result<(), String> {
-        let responses = &self.0["paths"][&way.path][way.method.to_lowercase()]["responses"];
+        let responses = &self.0.0["paths"][&way.path][way.method.to_lowercase()]["responses"];
         let response = match &responses[status.to_string()] {
             Value::Null => &responses["default"],
             response => response,
         };
-        let response = self.resolve(response);
+        let response = self.0.resolve(response);
         let place = format!("{} {} answered {status}: {body}", way.method, way.path);
         let Some(content) = response.get("content").and_then(Value::as_object) else {
             return if body.is_empty() { Ok(()) } else { Err(format!("{place}: there should be no body")) };
@@ -63,7 +86,15 @@ impl Description {
             return Ok(());
         }
         let value = serde_json::from_str(body).map_err(|error| format!("{place}: {error}"))?;
-        self.matches(&value, &described["schema"]).map_err(|why| format!("{place}: {why}"))
+        self.0.matches(&value, &described["schema"]).map_err(|why| format!("{place}: {why}"))
+    }
+}
+
+impl Document {
+    fn checked_in(name: &str) -> Document {
+        let path = format!("{}/../docs/{name}", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read(path).expect("the description");
+        Document(serde_json::from_slice(&text).expect("JSON"))
     }
 
     fn resolve<'a>(&'a self, part: &'a Value) -> &'a Value {
@@ -76,6 +107,22 @@ impl Description {
     /// Of JSON Schema what the description uses; a word that is not known here is an error, so that nothing is passed
     /// over.
     fn matches(&self, value: &Value, schema: &Value) -> Result<(), String> {
+        self.matches_beside(value, schema, &BTreeSet::new())
+    }
+
+    /// Names of properties that a schema describes, also by others that hold as well.
+    fn described(&self, schema: &Value, names: &mut BTreeSet<String>) {
+        names.extend(schema["properties"].as_object().into_iter().flatten().map(|(name, _)| name.clone()));
+        if schema.get("$ref").is_some() {
+            self.described(self.resolve(schema), names);
+        }
+        schema["allOf"].as_array().into_iter().flatten().for_each(|part| self.described(part, names));
+    }
+
+    /// `beside`: what is described by schemas that hold as well.
+    fn matches_beside(&self, value: &Value, schema: &Value, beside: &BTreeSet<String>) -> Result<(), String> {
+        let mut described = beside.clone();
+        self.described(schema, &mut described);
         let Some(schema) = schema.as_object() else {
             return if schema == &Value::Bool(true) { Ok(()) } else { Err(format!("{value}: nothing is allowed")) };
         };
@@ -85,7 +132,7 @@ impl Description {
                 "$ref" => {
                     let reference = means.as_str().expect("a reference");
                     let meant = self.0.pointer(reference.trim_start_matches('#')).expect("what is referred to");
-                    self.matches(value, meant)?;
+                    self.matches_beside(value, meant, &described)?;
                 }
                 "type" => {
                     let names = means.as_array().cloned().unwrap_or_else(|| vec![means.clone()]);
@@ -122,6 +169,7 @@ impl Description {
                     for (name, part) in value.as_object().into_iter().flatten() {
                         match means.get(name) {
                             Some(means) => self.matches(part, means).map_err(|why| format!("{name}: {why}"))?,
+                            None if described.contains(name) => (),
                             // What is said must be described, whatever else a reader has to bear with.
                             None if schema.get("additionalProperties").is_none() && !schema.contains_key("oneOf") => {
                                 return Err(format!("'{name}' is not described"));
@@ -131,22 +179,21 @@ impl Description {
                     }
                 }
                 "additionalProperties" => {
-                    let described = schema.get("properties");
                     for (name, part) in value.as_object().into_iter().flatten() {
-                        if described.is_none_or(|described| described.get(name).is_none()) {
+                        if !described.contains(name) {
                             self.matches(part, means).map_err(|why| format!("{name}: {why}"))?;
                         }
                     }
                 }
                 "allOf" => {
                     for part in means.as_array().expect("a list") {
-                        self.matches(value, part)?;
+                        self.matches_beside(value, part, &described)?;
                     }
                 }
                 "anyOf" | "oneOf" => {
                     let parts = means.as_array().expect("a list");
-                    let failures: Vec<String> =
-                        parts.iter().filter_map(|part| self.matches(value, part).err()).collect();
+                    let failure = |part| self.matches_beside(value, part, &described).err();
+                    let failures: Vec<String> = parts.iter().filter_map(failure).collect();
                     if failures.len() == parts.len() {
                         return Err(format!("{value} is none of several: {failures:?}"));
                     }
@@ -174,6 +221,23 @@ fn is_a(value: &Value, kind: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn output_that_differs_from_its_description_is_found() {
+        let outputs = Outputs::checked_in();
+        let process = serde_json::json!({
+            "pid": 65600, "parent": 0, "node": "n1", "uid": 0, "state": "sleeping", "cpu_ms": 0, "memory_bytes": 0,
+            "start_ms": 0, "command": ["sleep", "1"], "terminal": false,
+        });
+        let mut busy = process.clone();
+        busy["cpu_percent"] = 1.5.into();
+        let check = |command: &str, value: &Value| outputs.check(command, &serde_json::json!([value]));
+        assert_eq!((check("ps", &process), check("top", &busy)), (Ok(()), Ok(())));
+        assert!(check("top", &process).is_err() && check("ps", &busy).is_err());
+        busy["more"] = 1.into();
+        assert!(check("top", &busy).is_err_and(|why| why.contains("'more'")));
+        assert!(outputs.check("ps", &process).is_err() && outputs.check("no such", &process).is_err());
+    }
 
     #[test]
     fn answer_that_differs_from_its_description_is_found() {

@@ -55,6 +55,15 @@ fn description_that_cannot_be_is_refused_and_nothing_is_made() {
     create(&["--file", "/no/such/file"], 1, "/no/such/file");
     assert_eq!(containers(&cluster), Vec::<String>::new());
     cluster.ok(&["dc", "create", "shop", "--nodes", "n1"]);
+    // Longer than the daemon takes a body.
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let variables: Vec<String> = (0..90).map(|index| format!("'A{index}={}'", "x".repeat(100_000))).collect();
+    let text = format!("name = 'shop'\nnodes = ['n1']\nenv = [{}]\n", variables.join(", "));
+    fs::write(file.path(), text).expect("a file");
+    let path = file.path().to_str().expect("text");
+    create(&["--file", path], 1, "longer than");
+    refused(&cluster, &["apply", "-f", path], 1, "longer than");
+    assert_eq!(containers(&cluster), ["shop"]);
     create(&["shop", "--nodes", "n1"], 1, "shop");
     create(&["shop", "--nodes", "n1", "--start"], 1, "shop");
     refused(&cluster, &["run", "shop", "--", "true"], 125, "not running");

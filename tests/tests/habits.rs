@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use end_to_end::terminal::Terminal;
 use end_to_end::{Cluster, eventually};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -173,17 +174,253 @@ fn programs_are_waited_for_stopped_filtered_and_measured() {
     assert_eq!(cluster.ok(&["dc", "ls", "-o", "name"]), "");
 }
 
-/// Each works, or is answered with how it is done here.
+/// What comes of a line that people type who know docker.
+#[derive(Clone, Copy)]
+enum Comes {
+    /// It is done, and this is part of what it says.
+    Done(&'static str),
+    /// It is refused with how it is done here.
+    Here(&'static str),
+}
+use Comes::{Done, Here};
+
+/// Typed blindly, one after the other; `|` parts words, `{pid}` is a program, `{dir}` a directory. Each row of
+/// `docs/habits.md` is among them.
+const TYPED: &[(&str, Comes)] = &[
+    ("run --rm shop echo hello", Done("hello")),
+    ("run -e A=one shop printenv A", Done("one")),
+    ("run --env-file {dir}/env shop printenv B", Done("two")),
+    ("run -u daemon shop id -un", Done("daemon")),
+    ("run --user 33:33 shop id -g", Done("33")),
+    ("run -w /tmp shop pwd", Done("/tmp")),
+    ("run --cap-drop NET_RAW shop true", Done("")),
+    ("run --ulimit nofile=77 shop prlimit -n", Done("77")),
+    ("run -i shop cat", Done("")),
+    ("run -it shop bash", Here("without -t")),
+    ("run -d shop sleep 1000", Done("6")),
+    ("run -dt shop sleep 1000", Done("6")),
+    ("run -dit shop cat", Done("6")),
+    ("run --name web shop true", Here("dvs service add")),
+    ("run --restart always shop true", Here("dvs service add")),
+    ("run --health-cmd true shop true", Here("dvs service add")),
+    ("run --stop-signal INT shop true", Here("dvs service add")),
+    ("run --stop-timeout 3 shop true", Here("dvs service add")),
+    ("run -p 8080:80 shop true", Here("dvs port add")),
+    ("run -P shop true", Here("dvs port add")),
+    ("run -v /srv:/data:ro shop true", Here("dvs dc create DC -v /srv:/data:ro")),
+    ("run -v /var/run/docker.sock:/var/run/docker.sock shop true", Here("dvs dc create DC -v")),
+    ("run -m 1g shop true", Here("dvs dc set")),
+    ("run --cpus 2 shop true", Here("dvs dc set")),
+    ("run --cpuset-cpus 0 shop true", Here("dvs dc set")),
+    ("run --pids-limit 100 shop true", Here("dvs dc set")),
+    ("run --hostname x shop true", Here("a node of a container has its name")),
+    ("run --read-only shop true", Here("the system is read-only")),
+    ("run --tmpfs /x shop true", Here("/tmp the node's own")),
+    ("run --network host shop true", Here("dvs port")),
+    ("run --privileged shop true", Here("nothing of the node")),
+    ("run --entrypoint sh shop true", Here("dvs run DC -- PROGRAM")),
+    ("run --init shop true", Here("every container has one")),
+    ("run --label a=b shop true", Here("dvs node label")),
+    ("run --pull always shop true", Here("dvs import")),
+    ("run --gpus all shop true", Here("not passed on")),
+    (
+        "service add shop web --restart unless-stopped --health-cmd true --health-interval 1s --health-timeout 2s \
+      --health-retries 4 --stop-signal INT --stop-timeout 3s -- sleep 1000",
+        Done("dvs service ls shop"),
+    ),
+    ("service add shop x --name web -- true", Here("dvs service add DC NAME")),
+    ("service add shop x --restart on-failure:3 -- true", Here("dvs service add --help")),
+    ("ps", Done("sleep 1000")),
+    ("ps -a", Done("exited (0)")),
+    ("ps -q", Done("6")),
+    ("ps -aq", Done("6")),
+    ("ps --no-trunc", Done("PARENT")),
+    ("ps -l", Here("max_by")),
+    ("ps -s", Here("dvs fs df")),
+    ("ps --filter status=exited", Done("exited")),
+    ("ps -a -f exited=0", Done("exited (0)")),
+    ("ps --format {{.Names}}\\t{{.Status}}", Done("sleeping")),
+    ("ps --format table|{{.ID}}\\t{{.Command}}", Done("COMMAND")),
+    ("ps --format json", Done("\"pid\":6")),
+    ("ps --format {{range|.}}", Here("-o json")),
+    ("logs shop", Done("| said")),
+    ("logs -t --tail 5 shop {pid}", Done("said")),
+    ("logs --since 10m --until 2100-01-01 shop {pid}", Done("said")),
+    ("logs shop web", Done("")),
+    ("exec shop hostname", Done("n1")),
+    ("exec --beside {pid} shop hostname", Done("n1")),
+    ("exec -it shop bash", Here("without -t")),
+    ("attach shop {pid} --no-input --sig-proxy=false", Here("dvs attach")),
+    ("top shop --no-stream", Done("CPU %")),
+    ("stats --no-stream", Done("MEMORY")),
+    ("stats --no-stream --format {{.Name}}:{{.PIDs}}", Done("shop n1:")),
+    ("inspect shop", Done("subnet")),
+    ("inspect --format {{.phase}} shop", Done("running")),
+    ("inspect shop {pid}", Done("sleep 1000")),
+    ("inspect n1", Done("address")),
+    ("port shop", Here("dvs port ls shop")),
+    ("port ls shop", Done("PORT")),
+    ("diff shop", Here("dvs fs snapshot create")),
+    ("commit shop first", Here("dvs fs snapshot create")),
+    ("cp {dir}/env shop:/env", Done("")),
+    ("cp shop:/env {dir}/back", Done("")),
+    ("cp shop:/env shop:/again", Done("")),
+    ("pause shop", Done("is paused")),
+    ("unpause shop", Done("goes on")),
+    ("update --memory 1g shop", Here("dvs dc set")),
+    ("dc set shop -p 80:80", Here("dvs port add")),
+    ("dc set shop --pids-limit 100", Here("--pids")),
+    ("dc create --name other", Here("dvs dc create NAME")),
+    ("create shop", Here("dvs dc create")),
+    ("images", Here("dvs run")),
+    ("image ls", Here("dvs import")),
+    ("container ls", Here("dvs dc ls")),
+    ("pull debian", Here("dvs import")),
+    ("build .", Here("dvs import")),
+    ("load", Here("dvs import")),
+    ("push x", Here("dvs cp")),
+    ("save shop", Here("dvs cp")),
+    ("export shop", Here("dvs cp")),
+    ("network ls", Here("dvs port")),
+    ("volume ls", Here("dvs dc create -v")),
+    ("compose up", Here("dvs apply")),
+    ("system df", Here("dvs doctor")),
+    ("login", Here("dvs context add")),
+    ("logout", Here("dvs context rm")),
+    ("swarm init", Here("dvs cluster")),
+    ("stack deploy", Here("dvs apply")),
+    ("secret create x", Here("dvs ds put")),
+    ("rmi x", Here("rm -r")),
+    ("events --since 10m", Here("dvs audit")),
+    ("info", Done("nodes")),
+    ("version", Done("daemon")),
+    ("help run", Done("Usage: dvs run")),
+    ("kill -9 shop {pid}", Done("")),
+    ("wait shop {pid}", Done("137")),
+    ("kill -s HUP shop {pid}", Here("dvs ps")),
+    ("stop shop nothere", Here("dvs dc ls")),
+    ("rename shop store", Here("dvs stop shop")),
+    ("rm shop", Here("dvs dc stop")),
+    ("rm -v -f shop", Here("--keep-data")),
+    ("restart --timeout 1 shop", Done("runs on")),
+    ("stop -t 1 shop", Done("is stopped")),
+    ("start shop", Done("runs on")),
+    ("rm -f shop", Done("is deleted")),
+];
+
 #[test]
-fn words_that_are_not_known_are_answered_with_those_that_are() {
+fn each_of_many_lines_works_or_is_answered_with_how_it_is_done_here() {
     let cluster = Cluster::up(1);
-    for word in ["pull", "images", "build", "push", "save", "export", "update", "network", "volume", "compose"]
-        .into_iter()
-        .chain(["system", "login", "swarm", "stack", "diff", "create", "load"])
-    {
-        let (status, said) = cluster.fails(&[word]);
-        assert!(status == 2 && said.contains("try: dvs "), "{word}: {said}");
+    cluster.container("shop", 1, &["--disk", "64M"]);
+    let place = tempfile::tempdir().expect("a directory");
+    fs::write(place.path().join("env"), "B=two\n").expect("a file");
+    let program = cluster.ok(&["run", "-d", "shop", "--", "sh", "-c", "echo said; exec sleep 1000"]);
+    eventually("it said so", SOON, || (cluster.ok(&["logs", "shop", program.trim()]) == "said\n").then_some(()));
+    let mut wrong = Vec::new();
+    for (line, comes) in TYPED {
+        let directory = place.path().to_str().expect("text");
+        let line = line.replace("{pid}", program.trim()).replace("{dir}", directory);
+        let words: Vec<String> = line.split_whitespace().map(|word| word.replace('|', " ")).collect();
+        let done = cluster.output(&words);
+        let said = [&done.stdout[..], &done.stderr[..]].map(|text| String::from_utf8_lossy(text).into_owned());
+        let is_well = match comes {
+            Done(part) => done.status.success() && said.concat().contains(part),
+            Here(part) => {
+                let hint = said[1].split_once("  try: ").map_or("", |(_, hint)| hint);
+                !done.status.success() && (hint.contains(part) || said[1].contains("  try: ") && said[1].contains(part))
+            }
+        };
+        if !is_well {
+            wrong.push(format!("{line}: {} {said:?}", done.status));
+        }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn each_row_of_the_table_of_habits_is_typed() {
+    let table = include_str!("../../docs/habits.md");
+    let typed: Vec<Vec<&str>> = TYPED.iter().map(|(line, _)| line.split([' ', '|']).collect()).collect();
+    let rows = table.lines().filter(|line| line.starts_with("| `") || line.starts_with("| `docker"));
+    let mut count = 0;
+    for row in rows {
+        let cell = row.split(" | ").next().unwrap_or_default();
+        for token in cell.split('`').skip(1).step_by(2) {
+            let mut words = token.trim_start_matches("docker ").split(' ');
+            let first = words.next().unwrap_or_default();
+            // An option by itself, or the word of a command.
+            let is_typed = typed.iter().any(|line| match first.starts_with('-') {
+                true => line.iter().any(|word| *word == first || word.starts_with(first) && first.len() == 2),
+                false => line.first() == Some(&first),
+            });
+            assert!(is_typed, "`{token}` of docs/habits.md is not typed: {row}");
+            count += 1;
+        }
+    }
+    assert!(count > 40 && TYPED.len() >= 60, "{count} habits, {} lines", TYPED.len());
+}
+
+#[test]
+fn logs_are_those_of_all_programs_on_all_nodes() {
+    let cluster = Cluster::up(2);
+    cluster.container("shop", 2, &[]);
+    let say = |node: &str, words: &str| {
+        let pid = cluster.ok(&["run", "-d", "shop", "-n", node, "--", "sh", "-c", words]).trim().to_owned();
+        cluster.ok(&["wait", "shop", &pid]);
+        pid
+    };
+    let (first, second) = (say("n2", "echo one; echo bad >&2"), say("n1", "echo two; printf three"));
+    let said = cluster.output(&["logs", "shop"]);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert_eq!(text(&said.stdout), format!("{first} | one\n{second} | two\n{second} | three\n"), "{said:?}");
+    assert_eq!(text(&said.stderr), format!("{first} | bad\n"));
+    assert_eq!(cluster.ok(&["logs", "--tail", "1", "shop"]), format!("{second} | three\n"));
+    assert_eq!(cluster.ok(&["logs", "--until", "2020-01-01", "shop"]), "");
+    // Those that begin while somebody listens, too, and it ends with the container.
+    let mut listener = cluster.command_without_limit(&["logs", "-f", "--tail", "0", "shop"]);
+    let mut listener = listener.stdout(Stdio::piped()).spawn().expect("dvs starts");
+    let (sender, lines) = std::sync::mpsc::channel();
+    let output = BufReader::new(listener.stdout.take().expect("a pipe"));
+    std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    cluster.ok(&["service", "add", "shop", "clock", "--node", "n2", "--", "sh", "-c", "echo up; exec sleep 1000"]);
+    let heard = lines.recv_timeout(SOON).expect("a line");
+    assert_eq!(heard, "clock/0 | up");
+    assert_eq!(cluster.ok(&["logs", "shop", "clock"]), "up\n");
+    cluster.ok(&["stop", "-t", "1", "shop"]);
+    eventually("it ends", SOON, || listener.try_wait().expect("a child"));
+    assert!(cluster.ok(&["logs", "shop"]).contains("clock/0 | up"), "also of a container that is stopped");
+}
+
+#[test]
+fn program_in_the_background_has_a_terminal_for_who_attaches_and_copies_say_how_far_they_are() {
+    let cluster = Cluster::up(1);
+    cluster.container("shop", 1, &["--disk", "256M"]);
+    let pid = cluster.ok(&["run", "-dit", "shop", "--", "sh", "-c", "test -t 1 && read line && echo \"<$line>\""]);
+    let mut terminal = Terminal::start(&cluster.command_without_limit(&["attach", "shop", pid.trim()]));
+    terminal.press("hello\r");
+    terminal.shows("<hello>");
+    assert_eq!(terminal.status(), 0);
+    let pipe = cluster.ok(&["run", "-di", "shop", "--", "cat"]);
+    let fed = format!("echo fed | {} attach shop {}", end_to_end::dvs_binary().display(), pipe.trim());
+    let mut shell = std::process::Command::new("sh");
+    let done = shell.args(["-c", &fed]).env("DVS_STATE_DIR", cluster.state_dir()).output().expect("a shell");
+    assert_eq!(String::from_utf8_lossy(&done.stdout), "fed\n", "{done:?}");
+
+    let place = tempfile::tempdir().expect("a directory");
+    let large = place.path().join("large");
+    fs::write(&large, vec![7; 96 << 20]).expect("a file");
+    let large = large.to_str().expect("text");
+    for (from, to) in [(large, "shop:/large"), ("shop:/large", "shop:/other")] {
+        let mut terminal = Terminal::start(&cluster.command_without_limit(&["cp", from, to]));
+        assert_eq!(terminal.status(), 0, "{}", terminal.screen());
+        let shown = terminal.screen();
+        assert!(
+            shown.contains(" MiB, ") && shown.contains("/s") && shown.ends_with("\r\u{1b}[K"),
+            "{from} {to}: {shown:?}"
+        );
+        assert!(!shown.contains("0 B"), "one line is of one side: {shown:?}");
+    }
+    assert_eq!(cluster.sh("shop", "n1", "wc -c < /dc/other"), "100663296\n");
 }
 
 #[test]

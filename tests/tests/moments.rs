@@ -104,6 +104,52 @@ fn snapshot_is_of_one_moment_on_all_nodes_also_when_the_file_server_dies() {
 }
 
 #[test]
+fn what_differs_from_a_snapshot_is_told_by_name() {
+    let cluster = Cluster::up(2);
+    cluster.container(DC, 2, &["--fs-node", "n2", "--disk-node", "n2"]);
+    let (status, said) = cluster.fails(&["diff", DC]);
+    assert!(
+        status == 1 && said.contains("no snapshot to compare with") && said.contains("try: dvs fs snapshot"),
+        "{said}"
+    );
+    let first = "cd /dc; mkdir -p a/b gone/below moved; for f in a/b/file a/same gone/below/file moved/file other mode \
+        replaced; do echo one > $f; done; ln -s a link; ln a/same hard";
+    cluster.sh(DC, "n1", first);
+    cluster.ok(&["fs", "snapshot", "create", DC, "first"]);
+    assert_eq!(cluster.ok(&["diff", DC]), "", "nothing yet");
+    // From the other node, whose changes the file server may not have been told of.
+    let then = "cd /dc; echo two >> a/b/file; rm -r gone; mv moved a/moved; chmod 600 mode; touch new; \
+        echo two > draft; mv draft replaced; rm link; mkdir link; echo x > link/file; cat a/same > /dev/null";
+    cluster.sh(DC, "n2", then);
+    let expected = "\
+        C /dc/a\nC /dc/a/b/file\nA /dc/a/moved\nA /dc/a/moved/file\nD /dc/gone\nC /dc/link\nA /dc/link/file\n\
+        C /dc/mode\nD /dc/moved\nA /dc/new\nC /dc/replaced\n";
+    assert_eq!(cluster.ok(&["diff", DC]), expected);
+    cluster.ok(&["fs", "snapshot", "create", DC, "second"]);
+    assert_eq!(cluster.ok(&["fs", "diff", DC, "first", "second"]), expected);
+    assert_eq!(cluster.ok(&["diff", DC]), "", "since the last one");
+    assert_eq!(cluster.ok(&["fs", "diff", DC, "second", "second"]), "");
+    let told = cluster.json(&["fs", "diff", DC, "first", "-o", "json"]);
+    let of = |path: &str| told.as_array().expect("a list").iter().find(|one| one["path"] == path).expect("it is there");
+    let (gone, link) = (of("/dc/gone"), of("/dc/link"));
+    assert_eq!(
+        (&gone["change"], &gone["kind"], &link["kind"]),
+        (&"removed".into(), &"directory".into(), &"directory".into())
+    );
+    // A program of the container may, too.
+    assert_eq!(cluster.sh(DC, "n1", "rm /dc/other; dvs diff"), "D /dc/other\n");
+    for (snapshots, part) in [
+        (&["second", "first"][..], "taken after"),
+        (&["none"], "none of this name"),
+        (&["first", "none"], "none of this name"),
+    ] {
+        let (status, said) = cluster.fails(&[&["fs", "diff", DC], snapshots].concat());
+        assert!(status == 1 && said.contains(part) && said.contains("  try: "), "{said}");
+    }
+    assert_eq!(names(&cluster), ["first", "second"], "nothing is left of it");
+}
+
+#[test]
 fn tree_goes_back_as_a_whole_or_not_at_all() {
     let cluster = Cluster::up(2);
     cluster.container(DC, 2, &["--fs-node", "n1", "--disk-node", "n1"]);

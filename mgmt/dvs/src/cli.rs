@@ -11,7 +11,8 @@ use crate::commands::{
     exec, fs, import, info, inspect, internal, kill, logs, metrics, names, node, pause, port, ps, run, server, service,
     stats, stop, version, wait,
 };
-use crate::output::Format;
+use crate::errors::Failure;
+use crate::output::{Format, Template};
 
 pub const CLUSTER_VARIABLE: &str = "DVS_CLUSTER";
 
@@ -65,6 +66,15 @@ pub struct Global {
     )]
     pub output: Format,
 
+    /// Print of each thing what TEMPLATE says: '{{.name}} {{.state}}', name,state or json; fields are those of -o json
+    /// and columns.
+    #[arg(long, global = true, value_name = "TEMPLATE", help_heading = "Global options")]
+    pub format: Option<Template>,
+
+    /// List again and again, every two seconds, what is another one than before; to be ended by Ctrl-C.
+    #[arg(long, global = true, hide_short_help = true, help_heading = "Global options")]
+    pub watch: bool,
+
     /// Cluster elsewhere to talk to, from `dvs context ls`; `local`: the daemon of this machine [default: $DVS_CONTEXT,
     /// or what dvs context use said].
     #[arg(long, global = true, hide_short_help = true, value_name = "NAME", add = names::contexts(), help_heading = "Global options")]
@@ -106,6 +116,16 @@ pub struct Global {
 }
 
 impl Global {
+    /// What was said by another option is how it is printed. Both ways are one too many.
+    pub fn settle_format(&mut self) -> Result<(), Failure> {
+        let Some(template) = self.format.take() else { return Ok(()) };
+        if self.output != Format::default() {
+            return Err(Failure::usage("-o and --format are two ways to print").hint("one of them"));
+        }
+        self.output = Format::of_template(template);
+        Ok(())
+    }
+
     pub fn places(&self) -> Places {
         self.state_dir.as_deref().map_or_else(Places::system, Places::under)
     }
@@ -137,12 +157,7 @@ pub enum Command {
     Logs(logs::Options),
     Kill(kill::Options),
     Wait(wait::Options),
-    /// Start a container on all its nodes and wait until it runs.
-    Start {
-        /// Container.
-        #[arg(add = names::containers())]
-        dc: String,
-    },
+    Start(dc::StartOptions),
     Stop(stop::StopOptions),
     Restart(stop::RestartOptions),
     Pause(pause::PauseOptions),
@@ -154,6 +169,7 @@ pub enum Command {
     Top(stats::TopOptions),
     Import(import::Options),
     Cp(cp::Options),
+    Diff(fs::DiffOptions),
     Plan(apply::PlanOptions),
     Apply(apply::ApplyOptions),
     #[command(subcommand)]

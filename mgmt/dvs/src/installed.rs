@@ -49,6 +49,7 @@ pub struct Where {
 
 /// What this machine became.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NewNode {
     pub cluster: String,
     pub node: String,

@@ -30,6 +30,8 @@ mod usage;
 
 #[cfg(test)]
 mod help_tests;
+#[cfg(test)]
+mod shapes;
 
 use std::io;
 use std::process::ExitCode;
@@ -49,7 +51,11 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let outcome = check_switched_off().and_then(|()| match command_line() {
-        Ok(cli) => commands::execute(&cli.global, cli.command),
+        Ok(mut cli) => match cli.global.settle_format().and_then(|()| commands::watch::demand_listing(&cli)) {
+            Err(failure) => Err(failure.status(usage::status(std::env::args_os()))),
+            Ok(()) if cli.global.watch => commands::watch::execute(cli, typed_again),
+            Ok(()) => commands::execute(&cli.global, cli.command),
+        },
         Err(error) => no_command(&error),
     });
     match outcome {
@@ -65,12 +71,17 @@ fn main() -> ExitCode {
 
 /// What was typed. In a container its name may be left out; what makes sense only as it was typed means that.
 fn command_line() -> Result<Cli, clap::Error> {
-    let typed = usage::with_help_last(std::env::args_os());
+    let typed = usage::in_our_words(std::env::args_os());
     let own = inside::own_container();
     match own.and_then(|own| inside::with_container(&typed, &own, Cli::command())) {
         None => Cli::try_parse_from(typed),
         Some(whole) => Cli::try_parse_from(whole).or_else(|error| Cli::try_parse_from(typed).map_err(|_| error)),
     }
+}
+
+fn typed_again() -> Result<Cli, Failure> {
+    let mut cli = command_line().map_err(|error| usage::complaint(&error, std::env::args_os()))?;
+    cli.global.settle_format().map(|()| cli)
 }
 
 /// Whoever switches features off that nobody knows would try nothing.

@@ -46,6 +46,13 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     number.checked_mul(seconds).filter(|seconds| *seconds < 1 << 40).map(Duration::from_secs).ok_or_else(bad)
 }
 
+/// `30`, or a time with its unit as of [`parse_duration`].
+pub fn parse_seconds(text: &str) -> Result<u64, String> {
+    text.parse()
+        .or_else(|_| parse_duration(text).map(|time| time.as_secs()))
+        .map_err(|_| format!("'{text}' is no time; write seconds, or e.g. 90s, 10m"))
+}
+
 /// Milliseconds since 1970 of a moment: `10m` ago, `2026-11-26`, `2026-11-26T21:30:00Z`, or seconds since 1970. Always
 /// UTC.
 pub fn parse_moment(text: &str) -> Result<u64, String> {

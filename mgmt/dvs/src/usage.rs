@@ -34,7 +34,8 @@ pub fn complaint(error: &clap::Error, arguments: impl Iterator<Item = OsString>)
         (ErrorKind::UnknownArgument, Some(option)) => known_option(option, &meant).or(tip),
         // The usage says no more than that there is one.
         (ErrorKind::InvalidSubcommand, _) => {
-            known_elsewhere(error, &meant).or_else(|| similar(error, &meant)).or_else(|| Some(help_of(&meant)))
+            let known = known_elsewhere(error, &meant).or_else(|| similar(error, &meant));
+            known.or_else(|| listing(error, &meant)).or_else(|| Some(help_of(&meant)))
         }
         _ => tip,
     };
@@ -60,9 +61,19 @@ fn similar(error: &clap::Error, meant: &[String]) -> Option<String> {
     (!typed.is_empty()).then(|| typed.join(" or "))
 }
 
+/// `dvs port shop`: whose word makes no sense may be the container whose ports are meant.
+fn listing(error: &clap::Error, meant: &[String]) -> Option<String> {
+    let word = error.get(ContextKind::InvalidSubcommand)?.to_string();
+    let root = Cli::command();
+    let group = meant.iter().try_fold(&root, |command, name| command.find_subcommand(name))?;
+    let list = group.find_subcommand("ls")?;
+    let takes_container = list.get_positionals().next().is_some_and(|argument| argument.get_id() == "dc");
+    (takes_container && mgmt_api::valid_name(&word)).then(|| format!("{} ls {word}", words(meant)))
+}
+
 /// What people type elsewhere, and what it is called here.
 fn known_elsewhere(error: &clap::Error, meant: &[String]) -> Option<String> {
-    const KNOWN: [(&str, &str); 24] = [
+    const KNOWN: [(&str, &str); 33] = [
         ("create", "dvs dc create"),
         ("pull", "dvs import: what images bring is a directory or archive here, started with dvs run --root"),
         ("images", "dvs run DC -- ls /dc: roots are directories of the tree"),
@@ -78,7 +89,16 @@ fn known_elsewhere(error: &clap::Error, meant: &[String]) -> Option<String> {
         ("login", "dvs context add"),
         ("swarm", "dvs cluster, dvs node"),
         ("stack", "dvs apply"),
-        ("diff", "dvs plan"),
+        ("commit", "dvs fs snapshot create DC NAME; dvs fs snapshot restore"),
+        ("container", "dvs dc ls for containers, dvs ps for programs"),
+        ("image", "dvs import: no images, but directories of the tree"),
+        ("rmi", "dvs run DC -- rm -r /dc/PATH: roots are directories of the tree"),
+        ("tag", "dvs run DC -- cp -a /dc/PATH /dc/NAME: roots are directories of the tree"),
+        ("history", "dvs fs snapshot ls DC"),
+        ("logout", "dvs context rm"),
+        ("secret", "dvs ds put DC KEY VALUE"),
+        ("config", "dvs ds put DC KEY VALUE; settings of a node: dvsd.toml"),
+        ("buildx", "dvs import, of what built it"),
         ("delete", "dvs dc delete"),
         ("ls", "dvs dc ls, or dvs ps"),
         ("list", "dvs dc ls, or dvs ps"),
@@ -95,13 +115,13 @@ fn known_elsewhere(error: &clap::Error, meant: &[String]) -> Option<String> {
 
 /// Options of programs elsewhere, and who has them here.
 fn known_option(option: &str, meant: &[String]) -> Option<String> {
-    const OF_PROGRAMS: [(&[&str], &str); 8] = [
+    type Known = (&'static [&'static str], &'static str);
+    const OF_PROGRAMS: &[Known] = &[
         (
             &["--name", "--restart", "--health-cmd", "--health-interval", "--stop-signal", "--stop-timeout"],
             "a program with a name that is kept running is a service: dvs service add DC NAME -- PROGRAM",
         ),
-        (&["--rm"], "without it: a program leaves nothing but its log, and with --no-log nothing"),
-        (&["-p", "--publish", "--expose"], "dvs port add DC PUBLISHED:PORT"),
+        (&["-p", "-P", "--publish", "--publish-all", "--expose"], "dvs port add DC PUBLISHED:PORT"),
         (
             &["-m", "--memory", "--cpus", "--cpuset-cpus", "--cpu-shares", "--pids-limit", "--memory-swap"],
             "limits are the container's: dvs dc set DC --memory 1G --cpus 2",
@@ -116,14 +136,74 @@ fn known_option(option: &str, meant: &[String]) -> Option<String> {
             &["--network", "--net", "--link", "--dns", "--add-host"],
             "dvs port, dvs dc set --egress; nodes and services have names",
         ),
+        (&["--ip", "--mac-address", "--network-alias"], "addresses follow from the container: dvs dc inspect DC"),
+        (&["--entrypoint"], "the program that is typed is what is started: dvs run DC -- PROGRAM"),
+        (&["--init"], "every container has one, on each node"),
+        (&["--pid", "--ipc", "--uts", "--userns", "--cgroupns"], "all programs of a container share one of each"),
+        (
+            &["--shm-size"],
+            "/dev/shm is each node's own, as large as the memory of the container: dvs dc set DC --memory",
+        ),
+        (&["-l", "--label", "--label-file"], "nodes have labels: dvs node label; programs and services have names"),
+        (&["--log-driver", "--log-opt"], "dvs logs; the log of a program has a bound, and --no-log keeps none"),
+        (&["--pull", "--platform"], "no images: dvs import DC ARCHIVE /PATH, and dvs run --root /PATH"),
+        (&["--gpus", "--sysctl", "--blkio-weight", "--oom-score-adj"], "this is not passed on to containers"),
         (
             &["--privileged", "--cap-add", "--device", "--security-opt"],
             "root inside has what root of a container may, and nothing of the node",
         ),
     ];
-    let is_program = matches!(meant.first().map(String::as_str), Some("run" | "exec"));
-    let known = OF_PROGRAMS.iter().find(|(options, _)| options.contains(&option));
-    known.filter(|_| is_program).map(|(_, here)| (*here).to_owned())
+    const OF_LISTS: &[Known] = &[
+        (&["-l", "--latest", "-n", "--last"], "dvs ps --all -o json | jq 'max_by(.start_ms)'"),
+        (&["-s", "--size"], "dvs fs df DC for files, dvs stats for memory"),
+    ];
+    const OF_REMOVAL: &[Known] = &[
+        (
+            &["-v", "--volumes"],
+            "the files of the container go with it, unless --keep-data; what is the nodes' own stays",
+        ),
+        (&["-l", "--link"], "names of nodes and services go with the container"),
+    ];
+    const OF_CREATION: &[Known] = &[
+        (&["--name", "--hostname"], "the name is typed by itself: dvs dc create NAME"),
+        (
+            &["--restart", "--health-cmd", "--stop-signal", "--stop-timeout", "--entrypoint", "-u", "--user"],
+            "of what runs in it: dvs service add DC NAME -- PROGRAM",
+        ),
+        (&["--read-only"], "the system is read-only, /dc is the tree; dvs dc create -v HOST:PATH:ro"),
+        (&["--network", "--net"], "each container has its own: -p leads in, --egress out"),
+        (&["--cpuset-cpus"], "--cpu-list"),
+        (&["--pids-limit"], "--pids"),
+        (&["--cpu-shares"], "--cpu-weight"),
+    ];
+    const OF_CHANGES: &[Known] = &[
+        (&["-p", "--publish"], "dvs port add DC PUBLISHED:PORT, dvs port rm DC PUBLISHED"),
+        (&["--restart"], "of what runs in it: dvs service"),
+        (&["--cpuset-cpus"], "--cpu-list"),
+        (&["--pids-limit"], "--pids"),
+        (&["--cpu-shares"], "--cpu-weight"),
+    ];
+    const OF_SERVICES: &[Known] = &[
+        (&["--name"], "the name is typed by itself: dvs service add DC NAME -- PROGRAM"),
+        (&["--replicas"], "--instances"),
+        (&["-p", "--publish"], "dvs port add DC PUBLISHED:PORT"),
+        (&["-v", "--volume", "--mount"], "volumes are the container's: dvs dc set DC -v HOST:PATH"),
+    ];
+    const OF_EVENTS: &[Known] = &[
+        (&["--since", "--until"], "nothing of before is kept; who asked for what: dvs audit"),
+        (&["-f", "--filter"], "dvs events DC; dvs events -o json | jq 'select(.what == \"unhealthy\")'"),
+    ];
+    let known = match meant.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["run" | "exec"] => OF_PROGRAMS,
+        ["ps"] => OF_LISTS,
+        ["rm"] | ["dc", "delete"] => OF_REMOVAL,
+        ["dc", "create"] => OF_CREATION,
+        ["dc", "set"] => OF_CHANGES,
+        ["service", "add"] => OF_SERVICES,
+        ["events"] => OF_EVENTS,
+        _ => return None,
+    };
+    known.iter().find(|(options, _)| options.contains(&option)).map(|(_, here)| (*here).to_owned())
 }
 
 /// Exit status of a command line that was not understood.
@@ -173,8 +253,32 @@ fn words(meant: &[String]) -> String {
     words.join(" ")
 }
 
+/// What was typed, in the words that are known here: `dvs help run` is `dvs run --help`, `kill -9` is `kill -s 9`.
+pub fn in_our_words(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    with_signal(with_help_last(arguments))
+}
+
+fn with_signal(arguments: Vec<OsString>) -> Vec<OsString> {
+    let Some(kill) = arguments.iter().position(|word| word == "kill") else { return arguments };
+    let is_signal = |word: &OsString| {
+        let name = word.to_str().and_then(|word| word.strip_prefix('-'));
+        let is_name = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit() || byte.is_ascii_uppercase());
+        name.is_some_and(|name| !name.is_empty() && is_name(name))
+    };
+    // Elsewhere it is a word like others.
+    if meant(arguments.iter().cloned()) != ["kill"] {
+        return arguments;
+    }
+    let behind = arguments.iter().skip(kill + 1).take_while(|word| *word != "--");
+    let Some(place) = behind.into_iter().position(is_signal).map(|place| kill + 1 + place) else { return arguments };
+    let (before, rest) = arguments.split_at(place);
+    let signal = rest.first().and_then(|word| word.to_str()).unwrap_or_default().trim_start_matches('-');
+    let option = OsString::from(format!("--signal={signal}"));
+    before.iter().cloned().chain([option]).chain(rest.iter().skip(1).cloned()).collect()
+}
+
 /// `dvs help run` is `dvs run --help`.
-pub fn with_help_last(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+fn with_help_last(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = arguments.collect();
     if arguments.get(1).is_some_and(|first| first == "help") {
         arguments.remove(1);
@@ -217,9 +321,25 @@ mod tests {
         assert!(refused("dvs run --cap-drop network shop -- x").what.contains("capabilities(7)"));
         assert_eq!(refused("dvs run --nod n1 shop x").hint.unwrap(), "a similar argument exists: '--node'");
         assert_eq!(
-            with_help_last(["dvs", "help", "dc", "ls"].map(OsString::from).into_iter()),
+            in_our_words(["dvs", "help", "dc", "ls"].map(OsString::from).into_iter()),
             ["dvs", "dc", "ls", "--help"]
         );
+        assert_eq!(refused("dvs port shop").hint.unwrap(), "dvs port ls shop");
+        assert_eq!(refused("dvs fs snapshot shop").hint.unwrap(), "dvs fs snapshot ls shop");
+        assert!(refused("dvs ps -l").hint.unwrap().contains("jq"));
+    }
+
+    #[test]
+    fn signal_may_be_typed_as_kill_has_it() {
+        let words = |line: &str| {
+            let words = in_our_words(line.split(' ').map(OsString::from));
+            words.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(words("dvs kill -9 shop 65600"), "dvs kill --signal=9 shop 65600");
+        assert_eq!(words("dvs -o json kill shop -SIGKILL 65600"), "dvs -o json kill shop --signal=SIGKILL 65600");
+        for same in ["dvs kill -s 9 shop 65600", "dvs kill -h", "dvs run shop kill -9 1", "dvs ps", "dvs dev kill -9"] {
+            assert_eq!(words(same), same);
+        }
     }
 
     #[test]

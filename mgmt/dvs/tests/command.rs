@@ -97,6 +97,63 @@ fn list_is_a_table_for_people_and_json_for_programs() {
 }
 
 #[test]
+fn list_is_as_people_say_it_is() {
+    let daemon = says(200, PROCESSES);
+    let printed = |more: &[&str]| output(&daemon, &[&["ps", "shop", "-a"], more].concat());
+    let lines = |more: &[&str]| stdout(&printed(more));
+    assert_eq!(
+        lines(&["--format", "{{.pid}} {{.Status}} {{.Command}}"]),
+        "65600 sleeping sleep 100\n65601 exited (1) false\n"
+    );
+    assert_eq!(lines(&["--format", "pid,exit"]), "PID    EXIT\n65600\n65601  1\n");
+    assert_eq!(lines(&["--format", "json"]).lines().count(), 2);
+    assert!(
+        lines(&["-o", "wide"]).starts_with("PID    NODE  USER  STATE       CPU    MEM    START       PARENT  STARTED")
+    );
+    assert_eq!(lines(&["--no-trunc"]), lines(&["-o", "wide"]));
+    let odd = printed(&["--format", "{{.colour}}x"]);
+    assert_eq!((stdout(&odd).as_str(), odd.status.code()), ("x\nx\n", Some(0)));
+    assert!(stderr(&odd).starts_with("dvs: nothing that is shown has 'colour': "), "{}", stderr(&odd));
+    for bad in [&["--format", "{{range .}}"][..], &["--format", "text"], &["-o", "json", "--format", "{{.pid}}"]] {
+        let refused = printed(bad);
+        assert_eq!((refused.status.code(), stdout(&refused).as_str()), (Some(2), ""), "{bad:?}");
+        assert!(stderr(&refused).contains("  try: "), "{}", stderr(&refused));
+    }
+}
+
+#[test]
+fn list_that_is_watched_is_told_again_when_it_is_another_one() {
+    let (asked, failing) =
+        (Arc::new(Mutex::new(0)), r#"{"kind":"unavailable","what":"no","because":[],"try":"later"}"#);
+    let count = Arc::clone(&asked);
+    let daemon = FakeDaemon::start(move |_| {
+        let mut count = count.lock().unwrap();
+        *count += 1;
+        match *count {
+            1 | 2 => Answer::Say(200, PROCESSES.to_owned()),
+            3 => Answer::Say(503, failing.to_owned()),
+            _ => Answer::Say(200, PROCESSES.replace("sleeping", "stopped")),
+        }
+    });
+    let format = ["ps", "shop", "--watch", "--format", "{{.pid}} {{.state}}"];
+    let mut watching = dvs(Some(&daemon), &format).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut heard = BufReader::new(watching.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert_eq!((heard.next().as_deref(), heard.next().as_deref()), (Some("65600 sleeping"), Some("65600 stopped")));
+    // The second look found the same, the third one failed.
+    assert!(*asked.lock().unwrap() >= 4);
+    watching.kill().unwrap();
+    let said = watching.wait_with_output().unwrap();
+    assert!(stderr(&said).starts_with("dvs: no\n"), "{}", stderr(&said));
+    for command in [&["version", "--watch"][..], &["node", "cordon", "n1", "--watch"]] {
+        let refused = output(&daemon, command);
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(stderr(&refused).contains("--watch is for"), "{}", stderr(&refused));
+    }
+    let refused = output(&says(404, r#"{"kind":"not-found","what":"no container 'shop'","try":"dvs dc ls"}"#), &format);
+    assert_eq!((refused.status.code(), stderr(&refused).lines().next()), (Some(1), Some("dvs: no container 'shop'")));
+}
+
+#[test]
 fn ended_programs_are_listed_on_request_only() {
     let daemon = says(200, PROCESSES);
     let table = stdout(&output(&daemon, &["ps", "shop"]));
@@ -202,6 +259,34 @@ fn shell_offers_names_of_containers_and_nodes() {
     assert_eq!(offered_by_bash(Some(&daemon), &["dvs", "dc", "create", "new", "--nodes", "n2,n"]), ["n2,n1"]);
     assert_eq!(offered_by_bash(Some(&daemon), &["dvs", "dc", "insp"]), ["inspect"]);
     assert!(!offered_by_bash(Some(&daemon), &["dvs", "k"]).contains(&"keeper".to_owned()), "of the machinery");
+}
+
+#[test]
+fn shell_offers_what_the_container_of_the_line_has() {
+    const SERVICES: &str = r#"[{"spec":{"name":"web","command":["x"]},"is_wanted":true,"instances":[
+        {"name":"web/0","state":"running","node":"n1","pid":65600,"restarts":0,"epoch":1}]}]"#;
+    const PORTS: &str = r#"[{"spec":{"published":8080,"port":80},"nodes":[]}]"#;
+    let daemon = FakeDaemon::start(|request| {
+        let path = request.line.split(' ').nth(1).unwrap_or_default().to_owned();
+        let body = match path.rsplit('/').next().unwrap_or_default() {
+            "processes" => PROCESSES.to_owned(),
+            "services" => SERVICES.to_owned(),
+            "ports" => PORTS.to_owned(),
+            "dcs" => format!("[{DC},{}]", DC.replace("shop", "other")),
+            _ => DC.to_owned(),
+        };
+        Answer::Say(200, body)
+    });
+    let offered = |words: &[&str]| offered_by_bash(Some(&daemon), words);
+    assert_eq!(offered(&["dvs", "kill", "shop", "6"]), ["65600"], "those that run");
+    assert_eq!(offered(&["dvs", "kill", "-s", "HUP", "shop", "65600", "65"]), ["65600"]);
+    assert_eq!(offered(&["dvs", "exec", "shop", "--beside", "6"]), ["65600"]);
+    assert_eq!(offered(&["dvs", "logs", "shop", "6"]), ["65600", "65601"]);
+    assert_eq!(offered(&["dvs", "stop", "shop", "6"]), ["65600"]);
+    assert_eq!(offered(&["dvs", "service", "stop", "shop", "w"]), ["web"]);
+    assert_eq!(offered(&["dvs", "service", "move", "shop", "w"]), ["web", "web/0"]);
+    assert_eq!(offered(&["dvs", "port", "rm", "shop", "8"]), ["8080"]);
+    assert_eq!(offered(&["dvs", "kill", "nothere", "6"]), Vec::<String>::new());
 }
 
 #[test]

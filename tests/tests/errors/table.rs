@@ -140,7 +140,18 @@ pub const TABLE: &[Row] = &[
         Endless,
         &[(&["nope", "65600"], 125, "nope"), (&["shop", "65999"], 125, "65999"), (&["shop", "x"], 125, "x")],
     ),
-    row("ps", &["shop"], Daemon(Viewer), Answers, Succeeds, &[(&["nope"], 1, "nope")]),
+    row(
+        "ps",
+        &["shop"],
+        Daemon(Viewer),
+        Answers,
+        Succeeds,
+        &[
+            (&["nope"], 1, "nope"),
+            (&["--format", "{{range .}}"], 2, "-o json"),
+            (&["--filter", "exited=x"], 2, "exited=STATUS"),
+        ],
+    ),
     row(
         "logs",
         &["shop", "{pid}"],
@@ -152,6 +163,7 @@ pub const TABLE: &[Row] = &[
             (&["shop", "65999"], 1, "65999"),
             (&["shop", "0"], 2, "0"),
             (&["shop", "{pid}", "--tail", "x"], 2, "x"),
+            (&["shop", "x"], 1, "no service 'x'"),
         ],
     ),
     row(
@@ -475,6 +487,14 @@ pub const TABLE: &[Row] = &[
             (&["{dir}/tree", "shop:/x", "--node", "n9"], 1, "n9"),
         ],
     ),
+    row(
+        "diff",
+        &["shop", "kept"],
+        Daemon(Operator),
+        Answers,
+        Succeeds,
+        &[(&["nope"], 1, "nope"), (&["shop", "none"], 1, "none of this name"), (&["shop", "a/b"], 2, "a/b")],
+    ),
     row("stats", &["shop", "--no-stream"], Daemon(Viewer), Answers, Succeeds, &[(&["nope"], 1, "nope")]),
     row("top", &["shop", "--no-stream"], Daemon(Viewer), Answers, Succeeds, &[(&["nope"], 1, "nope")]),
     row(
@@ -493,14 +513,27 @@ pub const TABLE: &[Row] = &[
         Succeeds,
         &[(&["nope"], 1, "nope"), (&["shop", "65999"], 1, "65999"), (&["shop", "x"], 1, "no service 'x'")],
     ),
-    row("start", &["idle"], Daemon(Operator), Refused, Succeeds, &[(&["nope"], 1, "nope")]),
+    row(
+        "start",
+        &["idle"],
+        Daemon(Operator),
+        Refused,
+        Succeeds,
+        &[(&["nope"], 1, "nope"), (&["idle", "nope"], 1, "nope")],
+    ),
     row(
         "stop",
         &["idle"],
         Daemon(Operator),
         Either,
         Succeeds,
-        &[(&["nope"], 1, "nope"), (&["shop", "65999"], 1, "65999"), (&["shop", "x"], 2, "x")],
+        &[
+            (&["nope"], 1, "nope"),
+            (&["shop", "65999"], 1, "65999"),
+            (&["shop", "x"], 1, "'x'"),
+            (&["shop", "65999", "x"], 2, "x"),
+            (&["-s", "INT", "shop"], 2, "dvs stop -s SIGNAL shop PID"),
+        ],
     ),
     row("restart", &["idle"], Daemon(Operator), Either, BOTH, &[(&["nope"], 1, "nope")]),
     row(
@@ -728,6 +761,18 @@ pub const TABLE: &[Row] = &[
         Answers,
         Elsewhere("it is gone by then"),
         &[(&["nope", "x"], 1, "nope"), (&["shop", "none"], 1, "none of this name")],
+    ),
+    row(
+        "fs diff",
+        &["shop", "kept", "kept"],
+        Daemon(Operator),
+        Answers,
+        Succeeds,
+        &[
+            (&["nope", "x"], 1, "nope"),
+            (&["shop", "kept", "none"], 1, "none of this name"),
+            (&["shop", "kept", "."], 2, "no name"),
+        ],
     ),
     row(
         "fs scrub",

@@ -227,7 +227,9 @@ fn left(ends_s: u64) -> String {
 }
 
 #[derive(Serialize)]
-struct Made {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "MadeAccess"))]
+pub struct Made {
     name: String,
     file: PathBuf,
 }

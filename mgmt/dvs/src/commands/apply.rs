@@ -55,6 +55,9 @@ pub struct ApplyOptions {
     /// Do not wait until the services run.
     #[arg(long)]
     no_wait: bool,
+    /// Typed out of habit: it is so.
+    #[arg(long, hide = true, conflicts_with = "no_wait")]
+    wait: bool,
 }
 
 #[derive(Args, Debug)]
@@ -184,7 +187,7 @@ async fn apply(daemon: &Client, wanted: Wanted, options: &ApplyOptions) -> Resul
             step.what.iter().for_each(|line| say(&format!("{}: {line}", dc.dc)));
         }
     }
-    if !options.no_wait {
+    if options.wait || !options.no_wait {
         for dc in &plan.dcs {
             match dc.steps.is_empty() {
                 false => await_services(daemon, &dc.dc).await?,

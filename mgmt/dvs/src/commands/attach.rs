@@ -26,7 +26,7 @@ pub struct Options {
     #[arg(add = names::containers())]
     dc: String,
     /// Process, from `dvs ps`.
-    #[arg(value_parser = parse_pid)]
+    #[arg(value_parser = parse_pid, add = names::pids())]
     pid: u32,
 }
 

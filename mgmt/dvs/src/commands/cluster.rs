@@ -1,7 +1,7 @@
 //! `dvs cluster`: the cluster as a whole.
 
 mod authority;
-mod backup;
+pub mod backup;
 mod init;
 mod level;
 mod recovery;

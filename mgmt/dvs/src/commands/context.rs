@@ -249,7 +249,9 @@ fn read(path: &Path) -> Result<String, Failure> {
 }
 
 #[derive(Serialize)]
-struct Used {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "UsedContext"))]
+pub struct Used {
     name: String,
 }
 
@@ -267,11 +269,14 @@ impl Row for Used {
 
 /// A context in the list.
 #[derive(Serialize)]
-struct Line {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "ContextLine"))]
+pub struct Line {
     name: String,
     is_used: bool,
     cluster: String,
     person: String,
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::access_role_or_null"))]
     role: Option<AccessRole>,
     ends_s: u64,
     addresses: Vec<String>,
@@ -334,10 +339,13 @@ impl Row for Line {
 
 /// A context, and what the cluster says.
 #[derive(Serialize)]
-struct Shown {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "ContextShown"))]
+pub struct Shown {
     name: String,
     cluster: String,
     person: String,
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::access_role"))]
     role: AccessRole,
     ends_s: u64,
     addresses: Vec<String>,

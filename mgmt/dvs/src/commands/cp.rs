@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 use super::import::pack;
 use super::import::unpack::{self, Attributes, Owners, Target};
-use super::tree::{Progress, ended_without_a_word, judge, receive, transfer};
+use super::tree::{Counted, Progress, ended_without_a_word, judge, receive, transfer};
 use super::{Outcome, block_on, daemon, names, say};
 use crate::cli::Global;
 use crate::errors::Failure;
@@ -28,7 +28,8 @@ use crate::pump;
 #[command(after_help = "\
 In a container it is the file tree that is meant: shop:/www and shop:/dc/www are the same place. What is copied becomes DEST, \
 or goes into it when DEST is a directory. Copies belong to root in a container, and to you on this machine, without set-user-id; with -a all of it is \
-as the original, owners by number. The container must run. A local path with a colon begins with ./ or /.
+as the original, owners by number. The container must run. A local path with a colon begins with ./ or /. On a terminal it is shown how \
+far it is.
 
 Examples:
   dvs cp ./site shop:/www                 /www is the copy, or /www/site when there was a /www
@@ -133,7 +134,10 @@ type Sent =
 
 /// What is sent, and what it is called in the archive; nothing of an archive that somebody else made.
 fn from_here(source: &Place, progress: &Arc<Progress>) -> Result<Sent, Failure> {
-    let Place::Here(path) = source else { return Ok((pump::input_from(io::stdin()), None, None)) };
+    let Place::Here(path) = source else {
+        let counted = Counted { sink: io::stdin(), progress: Arc::clone(progress) };
+        return Ok((pump::input_from(counted), None, None));
+    };
     let unreadable = |cause: io::Error| {
         Failure::new(format!("cannot read {}", path.display())).because(&cause).hint("a file or directory")
     };
@@ -217,7 +221,7 @@ async fn out(daemon: &Client, options: &Options, dc: &str, path: &str, destinati
 /// Each side on a thread of its own: one that waits for its output must not hold up the other.
 fn between(daemon: &Client, options: &Options, dc: &str, path: &str, destination: &Place) -> Result<(), Failure> {
     let (reader, writer) = io::pipe().map_err(|cause| failed(options).because(&cause).hint("again"))?;
-    let (name, progress) = (name_of(path), Progress::default());
+    let (name, progress) = (name_of(path), Progress::told_elsewhere());
     let (sent, taken) = std::thread::scope(|scope| {
         let sending = scope.spawn(|| block_on(receive(daemon, (dc, path, name), options.node.as_deref(), writer)));
         let taken = block_on(into(daemon, options, destination, Some(name), pump::input_from(reader), &progress));

@@ -1,15 +1,16 @@
 //! `dvs dc`: containers.
 
-mod backup;
+pub mod backup;
 pub mod create;
 mod export;
 mod restore;
 mod set;
-pub(super) mod view;
+pub mod view;
 
 use clap::{Args, Subcommand};
 use client::{BeforeDelete, Data};
 
+use super::several::Containers;
 use super::{Gone, Outcome, block_on, daemon, done, names, print, say};
 use crate::cli::Global;
 use crate::output;
@@ -32,12 +33,7 @@ Examples:
 )]
 pub enum Command {
     Create(Box<create::Options>),
-    /// Start a container on all its nodes and wait until it runs.
-    Start {
-        /// Container.
-        #[arg(add = names::containers())]
-        dc: String,
-    },
+    Start(StartOptions),
     Stop(StopOptions),
     Rename(RenameOptions),
     Set(Box<set::Options>),
@@ -142,9 +138,19 @@ pub struct DeleteOptions {
     /// Leave the disk images where they are.
     #[arg(long)]
     keep_data: bool,
-    /// Container.
-    #[arg(add = names::containers())]
-    dc: String,
+    #[command(flatten)]
+    dcs: Containers,
+}
+
+/// Start containers on all their nodes and wait until they run
+#[derive(Args, Debug)]
+pub struct StartOptions {
+    #[command(flatten)]
+    dcs: Containers,
+}
+
+pub fn start_each(global: &Global, options: &StartOptions) -> Outcome {
+    options.dcs.each(global, |dc| start(global, dc))
 }
 
 pub fn start(global: &Global, dc: &str) -> Outcome {
@@ -187,19 +193,21 @@ pub fn stop(global: &Global, grace: Option<u32>, dc: &str) -> Outcome {
 }
 
 pub fn delete(global: &Global, options: &DeleteOptions) -> Outcome {
-    let DeleteOptions { force, keep_data, dc } = options;
+    let DeleteOptions { force, keep_data, dcs } = options;
     let daemon = daemon(global)?;
-    let before = if *force { BeforeDelete::Stop } else { BeforeDelete::Refuse };
-    let data = if *keep_data { Data::Keep } else { Data::Remove };
-    block_on(daemon.delete_dc(dc, before, data))??;
-    say(&format!("container '{dc}' is deleted"));
-    done(global.output, &Gone::new(dc))
+    dcs.each(global, |dc| {
+        let before = if *force { BeforeDelete::Stop } else { BeforeDelete::Refuse };
+        let data = if *keep_data { Data::Keep } else { Data::Remove };
+        block_on(daemon.delete_dc(dc, before, data))??;
+        say(&format!("container '{dc}' is deleted"));
+        done(global.output, &Gone::new(dc))
+    })
 }
 
 pub fn execute(global: &Global, command: Command) -> Outcome {
     match command {
         Command::Create(options) => create::execute(global, *options),
-        Command::Start { dc } => start(global, &dc),
+        Command::Start(options) => start_each(global, &options),
         Command::Stop(StopOptions { grace, dc }) => stop(global, grace, &dc),
         Command::Rename(options) => rename(global, &options),
         Command::Set(options) => set::execute(global, *options),

@@ -432,7 +432,9 @@ fn run(global: &Global, places: &Places, options: &ExecOptions) -> Outcome {
 
 /// A node of a development cluster, as people see it.
 #[derive(Serialize)]
-struct Place {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "DevNode"))]
+pub struct Place {
     cluster: String,
     node: String,
     state: &'static str,

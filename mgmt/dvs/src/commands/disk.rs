@@ -1,6 +1,6 @@
 //! `dvs disk`: disks of containers, and their copies.
 
-use std::io::{self, Write};
+use std::io;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -49,7 +49,7 @@ pub enum Command {
         #[arg(add = names::containers())]
         dc: String,
         /// Disk, as dvs disk ls names it: root.
-        #[arg(default_value = "root")]
+        #[arg(default_value = "root", add = names::disks())]
         disk: String,
     },
     Create(CreateOptions),
@@ -115,6 +115,7 @@ pub struct ResizeOptions {
     #[arg(add = names::containers())]
     dc: String,
     /// Disk, as dvs disk ls names it.
+    #[arg(add = names::disks())]
     disk: String,
     /// As it is to be: 20G.
     #[arg(value_name = "SIZE", value_parser = parse_bytes)]
@@ -133,6 +134,7 @@ pub struct DeleteOptions {
     #[arg(add = names::containers())]
     dc: String,
     /// Disk, as dvs disk ls names it.
+    #[arg(add = names::disks())]
     disk: String,
     /// Also where a node that has an image of it does not answer: that image stays there until the container is
     /// deleted.
@@ -163,7 +165,7 @@ pub struct VerifyOptions {
     #[arg(add = names::containers())]
     dc: String,
     /// Disk, as dvs disk ls names it.
-    #[arg(default_value = "root")]
+    #[arg(default_value = "root", add = names::disks())]
     disk: String,
     /// What differs becomes what the primary has.
     #[arg(long)]
@@ -314,6 +316,7 @@ struct Meant {
     #[arg(add = names::containers())]
     dc: String,
     /// Disk, as dvs disk ls names it: root.
+    #[arg(add = names::disks())]
     disk: String,
     /// Node.
     #[arg(add = names::nodes())]
@@ -322,10 +325,12 @@ struct Meant {
 
 /// A disk, as people see it.
 #[derive(Clone, PartialEq, Serialize, Debug)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct DiskView {
     pub dc: String,
     pub disk: String,
     pub bytes: u64,
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::disk_store"))]
     pub store: DiskStore,
     /// Where it stands.
     pub node: String,
@@ -338,18 +343,21 @@ pub struct DiskView {
     pub copies: Vec<CopyView>,
     /// The last time that they were compared.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::disk_verification"))]
     pub verification: Option<DiskVerification>,
 }
 
 #[derive(Clone, PartialEq, Serialize, Debug)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct CopyView {
     pub node: String,
     /// Absent: not known, because the container was never started, or the disk has not heard of it yet.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::disk_copy_state"))]
     pub state: Option<DiskCopyState>,
 }
 
-fn disks_of(dc: &Dc) -> Vec<DiskView> {
+pub fn disks_of(dc: &Dc) -> Vec<DiskView> {
     let disks = dc.placement.instances.iter().filter(|one| one.kind == ServerKind::DISK);
     let described = disks.filter_map(|disk| {
         let volume = disk.volume.as_ref()?;
@@ -610,7 +618,7 @@ fn store(store: &DiskStore) -> &'static str {
     }
 }
 
-fn show(disk: &DiskView, out: &mut io::StdoutLock<'_>) -> io::Result<()> {
+pub fn show(disk: &DiskView, out: &mut impl io::Write) -> io::Result<()> {
     let mut facts = Table::new(&["DISK", &disk.disk]);
     let mut fact = |name: &str, value: String| facts.push(vec![name.to_owned(), value]);
     fact("container", disk.dc.clone());
@@ -648,6 +656,15 @@ fn show(disk: &DiskView, out: &mut io::StdoutLock<'_>) -> io::Result<()> {
 
 impl Row for DiskView {
     const HEADINGS: &'static [&'static str] = &["DC", "DISK", "SIZE", "SPACE", "ON", "COPIES"];
+    const MORE_HEADINGS: &'static [&'static str] = &["EPOCH", "GENERATION"];
+
+    fn more_cells(&self) -> Vec<String> {
+        let or_dash = |number: Option<String>| number.unwrap_or_else(|| "-".to_owned());
+        vec![
+            or_dash(self.epoch.map(|epoch| epoch.to_string())),
+            or_dash(self.generation.map(|generation| generation.to_string())),
+        ]
+    }
 
     fn cells(&self) -> Vec<String> {
         let copies = if self.copies.is_empty() {

@@ -8,7 +8,7 @@
 //! | secrets that must not be in it | `doctor/secrets.rs` |
 
 mod cluster;
-mod examined;
+pub mod examined;
 mod machine;
 mod report;
 mod secrets;
@@ -23,7 +23,7 @@ use super::{Outcome, print, say};
 use crate::cli::Global;
 use crate::dev::clean;
 use crate::errors::{Failure, GENERAL};
-use crate::output::{self, Format, printable};
+use crate::output::{self, printable};
 use examined::{Examined, State};
 
 /// Check this machine and its cluster, and remove what crashed runs left
@@ -107,7 +107,7 @@ fn check(global: &Global) -> Outcome {
     checks.extend(cluster::examine(global));
     print(|out| {
         output::list(out, global.output, &checks)?;
-        if global.output == Format::Table { advice(out, &checks) } else { Ok(()) }
+        if global.output.is_for_people() { advice(out, &checks) } else { Ok(()) }
     })?;
     let is_bad = checks.iter().any(|check| matches!(check.state, State::Missing | State::Broken));
     Ok(if is_bad { ExitCode::from(GENERAL) } else { ExitCode::SUCCESS })

@@ -189,7 +189,7 @@ struct Asked {
 }
 
 pub fn execute(global: &Global, command: Command) -> Outcome {
-    let wants_raw = matches!(command, Command::Get { .. }) && global.output == Format::Table;
+    let wants_raw = matches!(command, Command::Get { .. }) && global.output.is_for_people();
     let asked = asked(command)?;
     if is_inside(&asked.dc) {
         return inside(global.output, asked.request);
@@ -272,7 +272,7 @@ pub fn is_inside(dc: &str) -> bool {
 /// The process of the container that speaks to the store.
 fn speaker(format: Format, request: Option<&Request>) -> RunRequest {
     let one = request.map(|_| "--one");
-    let argv = ["internal", "ds", "--output", format.as_str()].into_iter().chain(one);
+    let argv = ["internal", "ds"].into_iter().chain(format.words()).chain(one);
     RunRequest { interactive: true, ..ourselves(argv) }
 }
 

@@ -25,7 +25,7 @@ pub struct Options {
     #[command(flatten)]
     start: run::Start,
     /// Process whose node and root directory to use, from `dvs ps`.
-    #[arg(short, long, value_name = "PID", value_parser = parse_pid)]
+    #[arg(short, long, value_name = "PID", value_parser = parse_pid, add = names::pids())]
     beside: Option<u32>,
     /// Node of the container to run on [default: its first one].
     #[arg(short, long, conflicts_with = "beside", add = names::nodes())]

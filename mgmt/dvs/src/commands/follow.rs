@@ -72,9 +72,9 @@ impl<T: Row + Serialize> Show<T> {
         let mut out = std::io::stdout().lock();
         match self.format {
             Format::Json => writeln!(out, "{}", serde_json::to_string(entry).unwrap_or_default())?,
-            Format::Yaml => output::list(&mut out, Format::Yaml, std::slice::from_ref(entry))?,
+            Format::Yaml | Format::Template(_) => output::list(&mut out, self.format, std::slice::from_ref(entry))?,
             Format::Name => writeln!(out, "{}", printable(&entry.name()))?,
-            Format::Table => {
+            Format::Table | Format::Wide => {
                 if !std::mem::replace(&mut self.is_begun, true) {
                     let headings: Vec<String> = T::HEADINGS.iter().map(ToString::to_string).collect();
                     writeln!(out, "{}", self.line(&headings))?;

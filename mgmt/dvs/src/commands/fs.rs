@@ -4,9 +4,11 @@
 //! any of its programs may (`inside.rs`). Outside, this command starts that process, which is our own binary, and
 //! passes on what it says; inside the container it does the work itself.
 
+pub mod changed;
+pub mod diff;
 pub mod inside;
 pub mod quota;
-mod scrub;
+pub mod scrub;
 
 use std::io;
 use std::path::PathBuf;
@@ -39,6 +41,7 @@ Examples:
   dvs fs quota set shop srv/uploads --bytes 10G
   dvs fs snapshot create shop before-update
   dvs fs snapshot ls shop
+  dvs fs diff shop before-update               what is another one since then
   dvs fs scrub shop                            whether all can be read")]
 pub enum Command {
     /// Show how much room the tree has.
@@ -51,7 +54,36 @@ pub enum Command {
     Quota(QuotaCommand),
     #[command(subcommand, visible_alias = "snapshots")]
     Snapshot(SnapshotCommand),
+    Diff(DiffOptions),
     Scrub(ScrubOptions),
+}
+
+/// Show what came, went and became other in a tree since a snapshot
+#[derive(Args, Debug)]
+#[command(after_help = "\
+A line for each: A was added, C is another one, in content, owner, mode or attributes, or its names if it is a directory, D is \
+gone. Of what is gone with all that was in it, the directory alone is told; what was moved is gone there, and added here. The container runs \
+meanwhile: it is one moment that is compared, as a snapshot that is removed again. With two snapshots, the later one second.
+
+Examples:
+  dvs fs snapshot create shop before; dvs run shop -- /dc/bin/update
+  dvs diff shop                                since the last snapshot
+  dvs fs diff shop before                      since this one
+  dvs fs diff shop before after                from one to another
+  dvs fs diff shop before -o json | jq -r '.[] | select(.change == \"removed\").path'")]
+pub struct DiffOptions {
+    /// Container; it must run.
+    #[arg(add = names::containers())]
+    dc: String,
+    /// Snapshot to compare with [default: the last one].
+    earlier: Option<String>,
+    /// Snapshot that is compared [default: the tree as it is now].
+    later: Option<String>,
+}
+
+/// The same, of the top level.
+pub fn execute_diff(global: &Global, options: DiffOptions) -> Outcome {
+    execute(global, Command::Diff(options))
 }
 
 /// Read all files of a tree and say which are damaged
@@ -240,6 +272,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Snapshot(SnapshotCommand::Ls { dc }) => (dc, Request::List),
         Command::Snapshot(SnapshotCommand::Rm(it)) => (it.dc, Request::Remove { name: it.name }),
         Command::Snapshot(SnapshotCommand::Restore(it)) => return restore(global, &it),
+        Command::Diff(DiffOptions { dc, earlier, later }) => (dc, Request::Diff { earlier, later }),
     };
     request.check()?;
     if is_inside(&dc) {
@@ -343,7 +376,8 @@ fn said(dc: &str, complaints: &str) -> Failure {
 
 /// The process of the container.
 fn helper(format: Format, dc: &str, request: &Request) -> RunRequest {
-    let words = ["internal", "fs", "--output", format.as_str(), dc].map(str::to_owned);
+    let [way, form] = format.words();
+    let words = ["internal", "fs", way, form, dc].map(str::to_owned);
     let words: Vec<String> = words.into_iter().chain(request.words()).collect();
     RunRequest { unlogged: true, ..ourselves(words.iter().map(String::as_str)) }
 }

@@ -201,7 +201,8 @@ fn what_to_try(options: &Options, complaints: &str) -> String {
 
 /// What was done.
 #[derive(Serialize)]
-struct Imported {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Imported {
     dc: String,
     /// As programs of the container see it.
     destination: String,

@@ -24,7 +24,8 @@ Examples:
 pub struct Options {}
 
 #[derive(Serialize)]
-struct Info {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Info {
     cluster: String,
     /// Who answers.
     node: String,
@@ -38,7 +39,9 @@ struct Info {
     services: usize,
     cpus: u64,
     /// Of nodes that are there and may be given containers.
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::capacity"))]
     capacity: Capacity,
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::promise"))]
     promised: Promise,
     /// What is not well.
     problems: Vec<String>,

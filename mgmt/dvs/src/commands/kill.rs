@@ -24,7 +24,7 @@ pub struct Options {
     #[arg(add = names::containers())]
     dc: String,
     /// Processes, from `dvs ps`.
-    #[arg(required = true, value_name = "PID", value_parser = parse_pid)]
+    #[arg(required = true, value_name = "PID", value_parser = parse_pid, add = names::pids())]
     pids: Vec<u32>,
 }
 

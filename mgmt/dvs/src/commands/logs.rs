@@ -1,4 +1,6 @@
-//! `dvs logs`: what a program wrote, also after it ended.
+//! `dvs logs`: what programs wrote, also after they ended.
+
+mod all;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -9,22 +11,25 @@ use mgmt_api::{Bytes, LogPiece, LogStream};
 use serde::Serialize;
 
 use super::follow::Entries;
-use super::{Outcome, block_on, daemon, names};
+use super::{Outcome, block_on, daemon, names, service};
 use crate::cli::Global;
 use crate::errors::Failure;
 use crate::output::Format;
 use crate::units::{parse_moment, parse_pid};
 
-/// Show what a program wrote
+/// Show what programs wrote
 #[derive(Args, Debug)]
 #[command(after_help = "\
 The node keeps a bounded log of every program that `dvs run` started; the oldest part goes first, and a line on standard error \
 says so. What the program wrote to its standard error comes out on standard error. With -o json each line is an object: \
 {\"time_ms\": 1764192600120, \"stream\": \"stdout\", \"line\": \"text\"}, or {..., \"line\": {\"hex\": \"ff00\"}} when it is no \
-UTF-8. Times are those of the program's node, to a hundredth of a second.
+UTF-8. Times are those of the program's node, to a hundredth of a second. Without a program it is all of them, on all nodes: \
+before each line stands the instance of a service, or the PID, and with -o json each line has both.
 
 Examples:
   dvs logs shop 65600              all there is
+  dvs logs shop web                of a service's only instance, or web/1: dvs service logs
+  dvs logs -f --tail 10 shop       of all programs, and those that begin
   dvs logs --tail 20 -f shop 65600 the last 20 lines, and what follows
   dvs logs -t --since 10m shop 65600
   dvs logs --since 2026-11-26T21:30:00Z shop 65600 2> errors")]
@@ -34,9 +39,24 @@ pub struct Options {
     /// Container.
     #[arg(add = names::containers())]
     dc: String,
-    /// Process, from `dvs ps --all`.
-    #[arg(value_parser = parse_pid)]
-    pid: u32,
+    /// Process, from `dvs ps --all`, or service [default: all that there are].
+    #[arg(value_name = "PID|SERVICE", value_parser = parse_of, add = names::programs())]
+    of: Option<Of>,
+}
+
+/// Whose log it is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Of {
+    Process(u32),
+    /// Or one of its instances: `web/1`.
+    Service(String),
+}
+
+fn parse_of(text: &str) -> Result<Of, String> {
+    match text.starts_with(|first: char| first.is_ascii_alphabetic()) {
+        true => Ok(Of::Service(text.to_owned())),
+        false => parse_pid(text).map(Of::Process),
+    }
 }
 
 /// What of a log is shown, and how.
@@ -51,6 +71,9 @@ pub struct Look {
     /// Only what was written then or later: 10m (ago), 2026-11-26, 2026-11-26T21:30:00Z, seconds since 1970.
     #[arg(long, value_name = "TIME", value_parser = parse_moment)]
     since: Option<u64>,
+    /// Only what was written until then.
+    #[arg(long, value_name = "TIME", value_parser = parse_moment)]
+    until: Option<u64>,
     /// Say of each line when it was written (UTC).
     #[arg(short, long)]
     timestamps: bool,
@@ -60,7 +83,11 @@ pub struct Look {
 const LINE_BYTES_MAX: usize = 1 << 20;
 
 pub fn execute(global: &Global, options: &Options) -> Outcome {
-    show(global, &options.dc, options.pid, &options.look)
+    match &options.of {
+        Some(Of::Process(pid)) => show(global, &options.dc, *pid, &options.look),
+        Some(Of::Service(service)) => service::show_log(global, &options.dc, service, &options.look),
+        None => all::show(global, &options.dc, &options.look),
+    }
 }
 
 /// What a program wrote, as it is asked for.
@@ -70,28 +97,29 @@ pub fn show(global: &Global, dc: &str, pid: u32, look: &Look) -> Outcome {
     block_on(async {
         let log = daemon.logs(dc, pid, query, look.since).await?;
         // A daemon of an earlier release leaves nothing out.
-        let needs_times = look.since.is_some() || look.timestamps && global.output != Format::Json;
+        let needs_times = look.since.or(look.until).is_some() || look.timestamps && global.output != Format::Json;
         if log.media() == Media::Text && needs_times {
             return Err(Failure::new("the program runs since an earlier release, whose logs know no times")
-                .hint("without --since and --timestamps; or stop and start the container"));
+                .hint("without --since, --until and --timestamps; or stop and start the container"));
         }
+        let until = look.until.unwrap_or(u64::MAX);
         match (global.output, look.timestamps) {
-            (Format::Json, _) => tell(log, Objects::default()).await?,
-            (Format::Table | Format::Yaml | Format::Name, true) => tell(log, Timed::default()).await?,
-            (Format::Table | Format::Yaml | Format::Name, false) => tell(log, Plain).await?,
+            (Format::Json, _) => tell(log, until, Objects::default()).await?,
+            (_, true) => tell(log, until, Timed::default()).await?,
+            (_, false) => tell(log, until, Plain).await?,
         }
         Ok::<ExitCode, Failure>(ExitCode::SUCCESS)
     })?
 }
 
-async fn tell(mut log: TextStream, mut teller: impl Teller) -> Result<(), Failure> {
+async fn tell(mut log: TextStream, until_ms: u64, mut teller: impl Teller) -> Result<(), Failure> {
     if log.media() == Media::Text {
         while let Some(bytes) = log.next().await? {
             teller.piece(LogPiece { time_ms: None, stream: LogStream::Stdout, text: bytes.to_vec().into() })?;
         }
     } else {
         let mut pieces = Entries::<LogPiece>::of(log);
-        while let Some(piece) = pieces.next().await? {
+        while let Some(piece) = pieces.next().await?.filter(|piece| piece.time_ms.unwrap_or(0) <= until_ms) {
             teller.piece(piece)?;
         }
     }
@@ -172,10 +200,19 @@ impl Teller for Timed {
 
 /// A line for programs.
 #[derive(Serialize)]
-struct Line {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "LogLine"))]
+pub struct Line {
     #[serde(skip_serializing_if = "Option::is_none")]
     time_ms: Option<u64>,
+    /// Whose it is, where several are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    service: Option<String>,
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::log_stream"))]
     stream: LogStream,
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::bytes"))]
     line: Bytes,
 }
 
@@ -202,7 +239,7 @@ impl Teller for Objects {
 fn print_lines(stream: LogStream, lines: impl IntoIterator<Item = Begun>) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     for Begun { time_ms, bytes } in lines {
-        let line = Line { time_ms, stream, line: bytes.into() };
+        let line = Line { time_ms, pid: None, service: None, stream, line: bytes.into() };
         serde_json::to_writer(&mut out, &line).map_err(std::io::Error::from)?;
         writeln!(out)?;
     }

@@ -38,14 +38,16 @@ pub mod run;
 pub mod server;
 pub mod service;
 pub mod session;
+mod several;
 pub mod stats;
 pub mod stop;
 pub mod tree;
 pub mod variables;
 pub mod version;
 pub mod wait;
+pub mod watch;
 
-use std::io::{StdoutLock, Write};
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -71,7 +73,8 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Kill(options) => kill::execute(global, &options),
         Command::Import(options) => import::execute(global, &options),
         Command::Cp(options) => cp::execute(global, &options),
-        Command::Start { dc } => dc::start(global, &dc),
+        Command::Diff(options) => fs::execute_diff(global, options),
+        Command::Start(options) => dc::start_each(global, &options),
         Command::Stop(options) => stop::execute(global, options),
         Command::Restart(options) => stop::execute_restart(global, &options),
         Command::Pause(options) => pause::execute(global, &options),
@@ -166,10 +169,14 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> Result<T, Failure> {
 }
 
 /// Standard output, flushed at the end, so that a full disk is noticed.
-pub fn print(write: impl FnOnce(&mut StdoutLock<'static>) -> std::io::Result<()>) -> Outcome {
-    let mut out = std::io::stdout().lock();
-    write(&mut out)?;
-    out.flush()?;
+pub fn print(write: impl FnOnce(&mut Vec<u8>) -> std::io::Result<()>) -> Outcome {
+    let mut printed = Vec::new();
+    write(&mut printed)?;
+    if !watch::takes(&printed) {
+        let mut out = std::io::stdout().lock();
+        out.write_all(&printed)?;
+        out.flush()?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -202,6 +209,7 @@ pub async fn interruption(hint: &str) -> Failure {
 
 /// What there was, by its name.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Gone {
     pub name: String,
     pub state: &'static str,

@@ -8,9 +8,11 @@ use std::time::Duration;
 use clap::Parser;
 use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use client::{Client, Contexts, Error};
+use mgmt_api::ServerKind;
 
-use super::{block_on, daemon_as_known};
+use super::{block_on, daemon_as_known, ps};
 use crate::cli::Global;
+use crate::output::printable;
 
 /// Whoever pressed the key waits for so long.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -19,6 +21,106 @@ const PATIENCE: Duration = Duration::from_millis(500);
 pub fn containers() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
         asked(async |daemon| Ok(daemon.dcs().await?.into_iter().map(|dc| dc.spec.name).collect()))
+    })
+}
+
+/// Processes of the container that the line names, each with what it runs.
+pub fn pids() -> ArgValueCandidates {
+    of_container(async |daemon, dc| {
+        let living = daemon.processes(&dc).await?.processes.into_iter();
+        let living = living.filter(|process| process.state != mgmt_api::ProcessState::Exited);
+        Ok(living.map(|process| (process.pid.to_string(), Some(ps::command(&process.command)))).collect())
+    })
+}
+
+/// The same, and programs that have ended, whose log is there.
+pub fn programs() -> ArgValueCandidates {
+    of_container(async |daemon, dc| {
+        let all = daemon.processes(&dc).await?.processes.into_iter();
+        Ok(all.map(|process| (process.pid.to_string(), Some(ps::command(&process.command)))).collect())
+    })
+}
+
+/// Its services.
+pub fn services() -> ArgValueCandidates {
+    of_container(async |daemon, dc| {
+        Ok(daemon.services(&dc).await?.into_iter().map(|service| (service.spec.name, None)).collect())
+    })
+}
+
+/// Its services and their instances.
+pub fn instances() -> ArgValueCandidates {
+    of_container(async |daemon, dc| {
+        let services = daemon.services(&dc).await?.into_iter();
+        let named = services.flat_map(|service| {
+            let instances = service.instances.into_iter().map(|instance| (instance.name, instance.node));
+            std::iter::once((service.spec.name, None)).chain(instances).collect::<Vec<_>>()
+        });
+        Ok(named.collect())
+    })
+}
+
+/// Whatever of it can be shown by itself.
+pub fn parts() -> ArgValueCandidates {
+    of_container(async |daemon, dc| {
+        let services = daemon.services(&dc).await?.into_iter().map(|service| (service.spec.name, None));
+        let placed = daemon.dc(&dc).await?.placement.instances.into_iter();
+        let servers = placed.flat_map(|one| {
+            let disk = one.volume.filter(|_| one.kind == ServerKind::DISK).map(|volume| volume.name);
+            disk.into_iter().chain([one.name]).map(|name| (name, Some(one.node.clone()))).collect::<Vec<_>>()
+        });
+        let living = daemon.processes(&dc).await?.processes.into_iter();
+        let processes = living.map(|process| (process.pid.to_string(), Some(ps::command(&process.command))));
+        Ok(services.chain(servers).chain(processes).collect())
+    })
+}
+
+/// Its disks.
+pub fn disks() -> ArgValueCandidates {
+    of_container(async |daemon, dc| {
+        let placement = daemon.dc(&dc).await?.placement;
+        let disks = placement.instances.into_iter().filter(|one| one.kind == ServerKind::DISK);
+        Ok(disks.filter_map(|disk| Some((disk.volume?.name, Some(disk.node)))).collect())
+    })
+}
+
+/// Ports that it publishes.
+pub fn ports() -> ArgValueCandidates {
+    of_container(async |daemon, dc| {
+        let ports = daemon.ports(&dc).await?.into_iter();
+        Ok(ports.map(|port| (port.spec.published.to_string(), Some(port.spec.to_string()))).collect())
+    })
+}
+
+/// What a shell offers, and what it says of it.
+type Offers = Vec<(String, Option<String>)>;
+
+/// The container is the first word that is called like one; where there is only one it is that: inside, or on a small
+/// cluster.
+fn of_container(
+    question: impl AsyncFn(&Client, String) -> Result<Offers, Error> + Send + Sync + 'static,
+) -> ArgValueCandidates {
+    ArgValueCandidates::new(move || {
+        let words: Vec<String> = std::env::args().skip_while(|word| word != "--").skip(1).collect();
+        let answer = answer(async |daemon| {
+            let known: Vec<String> = daemon.dcs().await?.into_iter().map(|dc| dc.spec.name).collect();
+            let meant = words.iter().find(|word| known.contains(word)).or(match known.as_slice() {
+                [only] => Some(only),
+                _ => None,
+            });
+            match meant {
+                Some(dc) => question(&daemon, dc.clone()).await,
+                None => Ok(Offers::new()),
+            }
+        });
+        let is_safe = |(word, _): &(String, Option<String>)| {
+            word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_/".contains(&byte))
+        };
+        let offers = answer.unwrap_or_default().into_iter().filter(is_safe);
+        let offer = |(word, what): (String, Option<String>)| {
+            CompletionCandidate::new(word).help(what.map(|what| printable(&what).into()))
+        };
+        offers.map(offer).collect()
     })
 }
 
@@ -59,12 +161,12 @@ pub fn dev_nodes() -> ArgValueCandidates {
 }
 
 fn asked(question: impl AsyncFnOnce(Client) -> Result<Vec<String>, Error>) -> Vec<CompletionCandidate> {
-    let Some(daemon) = typed().and_then(|global| daemon_as_known(&global).ok()) else { return Vec::new() };
-    let answer = block_on(async { tokio::time::timeout(PATIENCE, question(daemon)).await });
-    match answer {
-        Ok(Ok(Ok(names))) => offered(names),
-        _ => Vec::new(),
-    }
+    answer(question).map(offered).unwrap_or_default()
+}
+
+fn answer<T>(question: impl AsyncFnOnce(Client) -> Result<T, Error>) -> Option<T> {
+    let daemon = daemon_as_known(&typed()?).ok()?;
+    block_on(async { tokio::time::timeout(PATIENCE, question(daemon)).await }).ok()?.ok()?.ok()
 }
 
 /// The shell takes them as they are.

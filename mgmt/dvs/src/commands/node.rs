@@ -1,9 +1,9 @@
 //! `dvs node`: the machines of the cluster.
 
-mod certificate;
+pub mod certificate;
 mod join;
 mod token;
-mod upgrade;
+pub mod upgrade;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -124,7 +124,7 @@ pub fn execute(global: &Global, command: &Command) -> Outcome {
                     true => with_releases(&nodes, out)?,
                     false => output::list(out, global.output, &nodes)?,
                 }
-                if global.output == Format::Table { problems(&nodes, out) } else { Ok(()) }
+                if global.output.is_for_people() { problems(&nodes, out) } else { Ok(()) }
             })
         }
         Command::Inspect { node } => {
@@ -168,6 +168,13 @@ impl Row for Node {
             amounts(self.promised.memory_bytes, Some(self.promised.disk_bytes)),
             if self.dcs.is_empty() { "-".to_owned() } else { self.dcs.join(",") },
         ]
+    }
+
+    const MORE_HEADINGS: &'static [&'static str] = &["RELEASE", "LABELS"];
+
+    fn more_cells(&self) -> Vec<String> {
+        let labels = self.labels.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
+        vec![self.release.clone(), if labels.is_empty() { "-".to_owned() } else { labels.join(",") }]
     }
 
     fn name(&self) -> String {

@@ -3,7 +3,8 @@
 use clap::Args;
 
 use super::dc::view;
-use super::{Outcome, block_on, daemon, names, print, say};
+use super::several::Containers;
+use super::{Outcome, block_on, daemon, print, say};
 use crate::cli::Global;
 
 /// Have all programs of a container stand still
@@ -17,9 +18,8 @@ Examples:
   dvs pause shop
   dvs unpause shop")]
 pub struct PauseOptions {
-    /// Container.
-    #[arg(add = names::containers())]
-    dc: String,
+    #[command(flatten)]
+    dcs: Containers,
 }
 
 /// Have the programs of a container go on where they stood
@@ -28,19 +28,22 @@ pub struct PauseOptions {
 Examples:
   dvs unpause shop")]
 pub struct UnpauseOptions {
-    /// Container.
-    #[arg(add = names::containers())]
-    dc: String,
+    #[command(flatten)]
+    dcs: Containers,
 }
 
 pub fn execute(global: &Global, options: &PauseOptions) -> Outcome {
-    let paused = block_on(daemon(global)?.pause_dc(&options.dc))??;
-    say(&format!("container '{}' is paused", options.dc));
-    print(|out| view::changed(out, global.output, &paused))
+    options.dcs.each(global, |dc| {
+        let paused = block_on(daemon(global)?.pause_dc(dc))??;
+        say(&format!("container '{dc}' is paused"));
+        print(|out| view::changed(out, global.output, &paused))
+    })
 }
 
 pub fn execute_unpause(global: &Global, options: &UnpauseOptions) -> Outcome {
-    let goes_on = block_on(daemon(global)?.unpause_dc(&options.dc))??;
-    say(&format!("container '{}' goes on", options.dc));
-    print(|out| view::changed(out, global.output, &goes_on))
+    options.dcs.each(global, |dc| {
+        let goes_on = block_on(daemon(global)?.unpause_dc(dc))??;
+        say(&format!("container '{dc}' goes on"));
+        print(|out| view::changed(out, global.output, &goes_on))
+    })
 }

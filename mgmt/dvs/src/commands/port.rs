@@ -42,6 +42,7 @@ pub enum Command {
         #[arg(add = names::containers())]
         dc: String,
         /// As of `dvs port ls`: 8080, 5353/udp, or with an address 127.0.0.1:8080.
+        #[arg(add = names::ports())]
         port: String,
     },
 }

@@ -20,6 +20,8 @@ Examples:
   dvs ps shop                              one container
   dvs ps shop --all                        also programs that ended
   dvs ps shop --filter user=33 --node n2   those of one user, on one node
+  dvs ps shop --format '{{.pid}} {{.node}} {{.state}}'
+  dvs ps shop -o wide --watch              all columns, again and again
   dvs kill shop $(dvs ps shop -q)          end them all")]
 pub struct Options {
     /// Container [default: all].
@@ -31,12 +33,15 @@ pub struct Options {
     /// Only those on this node.
     #[arg(long, value_name = "NODE", add = names::nodes())]
     node: Option<String>,
-    /// Only those of which it is so: state=running, user=33, command=TEXT; may be repeated.
+    /// Only those of which it is so: state=running, user=33, command=TEXT, exited=STATUS; may be repeated.
     #[arg(short, long, value_name = "WHAT=VALUE", value_parser = parse_filter)]
     filter: Vec<Filter>,
     /// Print PIDs alone, as -o name does.
     #[arg(short, long)]
     quiet: bool,
+    /// Whole command lines, however wide the terminal is, as -o wide has them.
+    #[arg(long)]
+    no_trunc: bool,
 }
 
 /// What a process must be.
@@ -47,15 +52,18 @@ enum Filter {
     User(u32),
     /// Some part of it.
     Command(String),
+    /// It has ended with this status.
+    Exited(u8),
 }
 
 fn parse_filter(text: &str) -> Result<Filter, String> {
-    let known = "state=STATE, user=NUMBER or command=TEXT";
+    let known = "state=STATE, user=NUMBER, command=TEXT or exited=STATUS";
     match text.split_once('=') {
         Some(("state" | "status", state)) => Ok(Filter::State(state.to_owned())),
         Some(("user", "root")) => Ok(Filter::User(0)),
         Some(("user", user)) => user.parse().map(Filter::User).map_err(|_| known.to_owned()),
         Some(("command" | "name", text)) => Ok(Filter::Command(text.to_owned())),
+        Some(("exited" | "exit", status)) => status.parse().map(Filter::Exited).map_err(|_| known.to_owned()),
         _ => Err(known.to_owned()),
     }
 }
@@ -69,6 +77,7 @@ impl Filter {
             }
             Filter::User(uid) => process.uid == *uid,
             Filter::Command(text) => command(&process.command).contains(text),
+            Filter::Exited(status) => process.exit == Some(*status),
         }
     }
 }
@@ -94,14 +103,19 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
         Ok(found)
     })?;
     let mut found = fetched?;
-    let wants_ended = options.all || options.filter.iter().any(|filter| matches!(filter, Filter::State(_)));
+    let wants_ended =
+        options.all || options.filter.iter().any(|filter| matches!(filter, Filter::State(_) | Filter::Exited(_)));
     found.retain(|(_, process)| {
         let is_on = options.node.as_ref().is_none_or(|node| *node == process.node);
         let is_shown = wants_ended || process.state != ProcessState::Exited;
         is_on && is_shown && options.filter.iter().all(|filter| filter.admits(process))
     });
     found.sort_by(|(dc, process), (other_dc, other)| (dc, process.pid).cmp(&(other_dc, other.pid)));
-    let format = if options.quiet { Format::Name } else { global.output };
+    let format = match global.output {
+        _ if options.quiet => Format::Name,
+        Format::Table if options.no_trunc => Format::Wide,
+        format => format,
+    };
     print(|out| match options.dc {
         Some(_) => {
             let rows: Vec<Process> = found.into_iter().map(|(_, process)| process).collect();
@@ -116,9 +130,12 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
 
 /// A process and the container it belongs to.
 #[derive(Serialize)]
-struct Placed {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "ProcessOfContainer"))]
+pub struct Placed {
     dc: String,
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::process"))]
     process: Process,
 }
 
@@ -138,6 +155,12 @@ impl Row for Process {
         ]
     }
 
+    const MORE_HEADINGS: &'static [&'static str] = &["PARENT", "STARTED"];
+
+    fn more_cells(&self) -> Vec<String> {
+        vec![self.parent.to_string(), mgmt_api::utc(self.start_ms / 1000)]
+    }
+
     fn name(&self) -> String {
         self.pid.to_string()
     }
@@ -150,6 +173,12 @@ impl Row for Placed {
         let mut cells = vec![self.dc.clone()];
         cells.extend(self.process.cells());
         cells
+    }
+
+    const MORE_HEADINGS: &'static [&'static str] = <Process as Row>::MORE_HEADINGS;
+
+    fn more_cells(&self) -> Vec<String> {
+        self.process.more_cells()
     }
 
     fn name(&self) -> String {
@@ -165,6 +194,7 @@ pub fn command(words: &[String]) -> String {
         ["/proc/self/exe", "internal", "unpack", destination, ..] => format!("(dvs cp to {destination})"),
         ["/proc/self/exe", "internal", "pack", source, ..] => format!("(dvs cp of {source})"),
         ["/proc/self/exe", "internal", "ds", ..] => "(dvs ds)".to_owned(),
+        ["/proc/self/exe", "internal", "fs", ..] => "(dvs fs)".to_owned(),
         _ => words.join(" "),
     }
 }
@@ -228,6 +258,7 @@ mod tests {
         let shown = |command: &[&str]| process(command, false).pop().unwrap();
         assert_eq!(shown(&["/proc/self/exe", "internal", "unpack", "/dc/www"]), "(dvs import to /dc/www)");
         assert_eq!(shown(&["/proc/self/exe", "internal", "ds", "--one"]), "(dvs ds)");
+        assert_eq!(shown(&["/proc/self/exe", "internal", "fs", "--output", "table", "shop", "diff"]), "(dvs fs)");
         assert_eq!(shown(&["cat", "a b"]), "cat a b");
     }
 

@@ -37,6 +37,7 @@ Examples:
   dvs run -it shop --node n2 -- bash                 a shell on node n2
   tar c . | dvs run -i shop -- tar x -C /dc/src      data in through a pipe
   dvs run -d shop -- /dc/bin/server --port 80        in the background; prints its PID
+  dvs run -dt shop -- top                            likewise, on a terminal: dvs attach shop PID
   dvs run -it shop --root /debian -- /bin/bash       inside an imported system
   dvs run --spread cc shop -w /dc/src -- make -j8    its compilers on all nodes")]
 pub struct Options {
@@ -81,11 +82,11 @@ pub struct Start {
     /// Give the program a terminal (and connect standard input).
     #[arg(short, long)]
     pub terminal: bool,
-    /// Start it, print its PID and go.
-    #[arg(short, long, conflicts_with_all = ["interactive", "terminal"])]
+    /// Start it, print its PID and go. With -i and -t it has input, or a terminal, for whoever attaches.
+    #[arg(short, long)]
     pub detach: bool,
     /// Keep nothing of its output for dvs logs.
-    #[arg(long)]
+    #[arg(long, alias = "rm")]
     pub no_log: bool,
     #[command(flatten)]
     pub variables: Variables,
@@ -113,7 +114,11 @@ impl Start {
         }
     }
 
+    /// Here, unless somebody attaches later.
     pub fn demand_terminal(&self) -> Result<(), Failure> {
+        if self.detach {
+            return Ok(());
+        }
         session::demand_terminal(&self.manner(), "without -t; -i alone connects standard input, whatever it is")
     }
 

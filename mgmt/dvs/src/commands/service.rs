@@ -16,7 +16,7 @@ use crate::cli::Global;
 use crate::described;
 use crate::errors::Failure;
 use crate::output::{self, Row, duration};
-use crate::units::parse_path_in_tree;
+use crate::units::{parse_path_in_tree, parse_seconds};
 
 /// One that was added a moment ago is started in a moment.
 const STARTS_WITHIN: Duration = Duration::from_secs(2);
@@ -69,6 +69,7 @@ pub struct Named {
     #[arg(add = names::containers())]
     dc: String,
     /// Service, from `dvs service ls`.
+    #[arg(add = names::services())]
     service: String,
 }
 
@@ -136,19 +137,25 @@ pub struct AddOptions {
     #[arg(long, value_name = "PORT/PATH", group = "health")]
     health_http: Option<String>,
     /// Well when this command of the shell ends with status 0.
-    #[arg(long, value_name = "COMMAND", group = "health")]
+    #[arg(long, alias = "health-cmd", value_name = "COMMAND", group = "health")]
     health_command: Option<String>,
     /// Seconds between checks.
-    #[arg(long, value_name = "SECONDS", default_value_t = 5, requires = "health")]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "5", requires = "health")]
     health_interval: u64,
+    /// Seconds after which a check has failed.
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "2", requires = "health")]
+    health_timeout: u64,
+    /// So many failures in a row, and it is unhealthy.
+    #[arg(long, value_name = "COUNT", default_value_t = 3, requires = "health")]
+    health_retries: u32,
     /// Seconds until failed checks count, unless it was well before.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, requires = "health")]
+    #[arg(long, alias = "health-start-period", value_name = "SECONDS", value_parser = parse_seconds, default_value = "10", requires = "health")]
     health_start: u64,
     /// Signal that asks it to end.
-    #[arg(long, value_name = "SIGNAL", default_value = "TERM")]
+    #[arg(long, alias = "stop-signal", value_name = "SIGNAL", default_value = "TERM")]
     signal: String,
     /// Seconds between that and KILL.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    #[arg(long, alias = "stop-timeout", value_name = "SECONDS", value_parser = parse_seconds, default_value = "10")]
     grace: u64,
     /// Container.
     #[arg(add = names::containers())]
@@ -174,7 +181,7 @@ pub struct LogsOptions {
     #[arg(add = names::containers())]
     dc: String,
     /// Service, or one of its instances: web, web/1.
-    #[arg(value_name = "SERVICE[/INSTANCE]")]
+    #[arg(value_name = "SERVICE[/INSTANCE]", add = names::instances())]
     service: String,
 }
 
@@ -195,7 +202,7 @@ pub struct MoveOptions {
     #[arg(add = names::containers())]
     dc: String,
     /// Service, or one of its instances: web, web/1.
-    #[arg(value_name = "SERVICE[/INSTANCE]")]
+    #[arg(value_name = "SERVICE[/INSTANCE]", add = names::instances())]
     service: String,
 }
 
@@ -210,9 +217,13 @@ fn parse_place(text: &str) -> Result<PlacePolicy, String> {
 
 fn parse_restart(text: &str) -> Result<RestartPolicy, String> {
     match text {
-        "always" => Ok(RestartPolicy::Always),
+        // What was stopped stays stopped, whatever else happens.
+        "always" | "unless-stopped" => Ok(RestartPolicy::Always),
         "on-failure" => Ok(RestartPolicy::OnFailure),
-        "never" => Ok(RestartPolicy::Never),
+        "never" | "no" => Ok(RestartPolicy::Never),
+        _ if text.starts_with("on-failure:") => {
+            Err("'on-failure' tries as often as it fails, at longer and longer intervals".to_owned())
+        }
         _ => Err("always, on-failure or never".to_owned()),
     }
 }
@@ -235,7 +246,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
         Command::Ls { dc } => {
             let services = block_on(daemon(global)?.services(&dc))??;
             match global.output {
-                output::Format::Table | output::Format::Name => {
+                output::Format::Table | output::Format::Wide | output::Format::Name | output::Format::Template(_) => {
                     let rows: Vec<ServiceInstance> = services.into_iter().flat_map(|it| it.instances).collect();
                     print(|out| output::list(out, global.output, &rows))
                 }
@@ -269,7 +280,7 @@ pub fn execute(global: &Global, command: Command) -> Outcome {
             say(&format!("'{service}' moves: dvs service ls {dc}"));
             done(global.output, &now)
         }
-        Command::Logs(options) => show_log(global, options),
+        Command::Logs(LogsOptions { look, dc, service }) => show_log(global, &dc, &service, &look),
     }
 }
 
@@ -294,6 +305,7 @@ fn add(global: &Global, options: AddOptions) -> Outcome {
 
 fn describe(options: AddOptions) -> ServiceSpec {
     let AddOptions { health_tcp, health_http, health_command, health_interval, health_start, .. } = options;
+    let (health_timeout, retries) = (options.health_timeout, options.health_retries);
     let asked = health_tcp.is_some() || health_http.is_some() || health_command.is_some();
     let by_shell = |command: String| ["/bin/sh".to_owned(), "-c".to_owned(), command].map(Bytes::from).to_vec();
     let health = asked.then(|| HealthSpec {
@@ -301,6 +313,8 @@ fn describe(options: AddOptions) -> ServiceSpec {
         tcp: health_tcp,
         http: health_http,
         interval_ms: health_interval.saturating_mul(1000),
+        timeout_ms: health_timeout.saturating_mul(1000),
+        retries,
         start_ms: health_start.saturating_mul(1000),
         ..HealthSpec::default()
     });
@@ -329,14 +343,15 @@ struct File {
     services: Vec<ServiceSpec>,
 }
 
-fn show_log(global: &Global, options: LogsOptions) -> Outcome {
-    let (name, instance) = parse_instance(&options.service)?;
+/// What an instance of a service wrote.
+pub fn show_log(global: &Global, dc: &str, service: &str, look: &logs::Look) -> Outcome {
+    let (name, instance) = parse_instance(service)?;
     let index = instance.unwrap_or(0) as usize;
-    let missing = |what: String| Failure::new(what).hint(format!("dvs service ls {}", options.dc));
+    let missing = |what: String| Failure::new(what).hint(format!("dvs service ls {dc}"));
     let (daemon, until) = (daemon(global)?, Instant::now() + STARTS_WITHIN);
     let pid = block_on(async {
         loop {
-            let service = daemon.service(&options.dc, name).await?;
+            let service = daemon.service(dc, name).await?;
             let none = || missing(format!("service '{name}' has no instance {index}"));
             let of = service.instances.get(index).ok_or_else(none)?;
             let rests = matches!(of.state, ServiceState::Stopped | ServiceState::Failed);
@@ -347,7 +362,7 @@ fn show_log(global: &Global, options: LogsOptions) -> Outcome {
             }
         }
     })??;
-    logs::show(global, &options.dc, pid, &options.look)
+    logs::show(global, dc, pid, look)
 }
 
 impl Row for ServiceInstance {
@@ -369,6 +384,12 @@ impl Row for ServiceInstance {
             or_dash(since),
             if said.is_empty() { "-".to_owned() } else { said.join("; ") },
         ]
+    }
+
+    const MORE_HEADINGS: &'static [&'static str] = &["EPOCH", "LAST STATUS"];
+
+    fn more_cells(&self) -> Vec<String> {
+        vec![self.epoch.to_string(), self.exit.map_or("-".to_owned(), |exit| exit.to_string())]
     }
 
     fn name(&self) -> String {

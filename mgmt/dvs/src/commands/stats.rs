@@ -9,6 +9,7 @@ use client::Client;
 use mgmt_api::{FileUsage, NodeUsage, Process, ProcessState};
 use serde::Serialize;
 
+use super::watch::HOME;
 use super::{Outcome, block_on, daemon, names, ps, say};
 use crate::cli::Global;
 use crate::errors::Failure;
@@ -18,8 +19,6 @@ use crate::output::{self, Format, Row};
 const SHORT: Duration = Duration::from_millis(500);
 /// The same on a terminal.
 const PERIOD: Duration = Duration::from_secs(2);
-/// Takes a terminal's cursor home and clears what is below.
-const HOME: &str = "\x1b[H\x1b[J";
 
 /// Show what containers use of each of their nodes
 #[derive(Args, Debug)]
@@ -63,9 +62,11 @@ pub struct TopOptions {
 
 /// A row of `dvs stats`.
 #[derive(Serialize, Debug)]
-struct Stats {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Stats {
     dc: String,
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::node_usage"))]
     usage: NodeUsage,
     /// Of one CPU, since the measurement before.
     cpu_percent: f64,
@@ -113,8 +114,10 @@ fn untold(files: &FileUsage) -> String {
 
 /// A row of `dvs top`.
 #[derive(Serialize, Debug)]
-struct Busy {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Busy {
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::process"))]
     process: Process,
     /// Of one CPU, since the measurement before.
     cpu_percent: f64,
@@ -202,7 +205,7 @@ fn repeat<T: Row>(
     no_stream: bool,
     mut measure: impl AsyncFnMut() -> Result<Vec<T>, Failure>,
 ) -> Outcome {
-    let goes_on = !no_stream && format == Format::Table && std::io::stdout().is_terminal();
+    let goes_on = !no_stream && format.is_for_people() && std::io::stdout().is_terminal();
     block_on(async {
         measure().await?;
         let mut pause = SHORT;

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use client::{Client, Stream, Unpacked};
 use mgmt_api::{RunRequest, TREE};
@@ -21,6 +21,8 @@ use crate::pump::{self, DetachKeys, Ended, Ends, Output, Post};
 
 /// How often a person looks at progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+/// Of a terminal, the one on which the cursor is.
+const CLEAR_LINE: &str = "\r\x1b[K";
 /// Lines of the process in the container that are shown.
 pub const COMPLAINTS_SHOWN: usize = 8;
 const COMPLAINTS_BYTES_MAX: usize = 4096;
@@ -30,6 +32,14 @@ const COMPLAINTS_BYTES_MAX: usize = 4096;
 pub struct Progress {
     pub entries: AtomicU64,
     pub bytes: AtomicU64,
+    /// Whoever sends the same bytes shows how far it is.
+    is_told_elsewhere: bool,
+}
+
+impl Progress {
+    pub fn told_elsewhere() -> Progress {
+        Progress { is_told_elsewhere: true, ..Progress::default() }
+    }
 }
 
 /// Sends an archive; how its unpacking ended, and what that complained about.
@@ -93,10 +103,19 @@ async fn feed(
     progress: &Progress,
 ) -> Result<(Ended, String), Failure> {
     stream.notes.iter().for_each(|note| say(&format!("dvs: {}", output::printable(note))));
-    tokio::select! {
-        ended = listen(stream, Some(chunks), io::sink()) => ended,
+    shown(listen(stream, Some(chunks), io::sink()), progress).await
+}
+
+/// Somebody at a terminal sees how far it is, as long as it goes on.
+async fn shown<T>(work: impl Future<Output = T>, progress: &Progress) -> T {
+    let done = tokio::select! {
+        done = work => done,
         never = show(progress) => match never {},
+    };
+    if io::stderr().is_terminal() && !progress.is_told_elsewhere {
+        eprint!("{CLEAR_LINE}");
     }
+    done
 }
 
 /// Stays with a process that nobody sits at, to its end; how it ended, and what it complained about.
@@ -130,13 +149,17 @@ impl Post for NoSignals {
 
 /// A line on a terminal's standard error, written over itself; nothing when nobody watches.
 async fn show(progress: &Progress) -> Infallible {
-    if !io::stderr().is_terminal() {
+    if !io::stderr().is_terminal() || progress.is_told_elsewhere {
         return std::future::pending().await;
     }
+    let begun = Instant::now();
     let mut ticks = tokio::time::interval(PROGRESS_EVERY);
+    ticks.tick().await;
     loop {
         ticks.tick().await;
-        eprint!("\r\x1b[K{}\r", output::bytes(progress.bytes.load(Ordering::Relaxed)));
+        let bytes = progress.bytes.load(Ordering::Relaxed);
+        let rate = bytes.saturating_mul(1000) / (begun.elapsed().as_millis() as u64).max(1);
+        eprint!("{CLEAR_LINE}{}, {}/s\r", output::bytes(bytes), output::bytes(rate));
     }
 }
 
@@ -163,10 +186,18 @@ impl Complaints {
     }
 }
 
-/// Counts what is written.
-struct Counted<W> {
-    sink: W,
-    progress: Arc<Progress>,
+/// Counts what is written, or read.
+pub struct Counted<W> {
+    pub sink: W,
+    pub progress: Arc<Progress>,
+}
+
+impl<R: io::Read> io::Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.sink.read(buffer)?;
+        self.progress.bytes.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
 }
 
 impl<W: Write> Write for Counted<W> {
@@ -216,10 +247,7 @@ async fn take(stream: Stream, sink: impl Write + Send + 'static) -> Result<(Ende
     stream.notes.iter().for_each(|note| say(&format!("dvs: {}", output::printable(note))));
     let progress = Arc::new(Progress::default());
     let sink = Counted { sink, progress: Arc::clone(&progress) };
-    tokio::select! {
-        ended = listen(stream, None, sink) => ended,
-        never = show(&progress) => match never {},
-    }
+    shown(listen(stream, None, sink), &progress).await
 }
 
 /// A process that sends and ends so only lost whoever took what it sent: the other side says why.

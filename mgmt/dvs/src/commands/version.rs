@@ -19,13 +19,17 @@ Examples:
 pub struct Options {}
 
 #[derive(Serialize)]
-struct Versions {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "VersionsOfBoth"))]
+pub struct Versions {
     client: &'static str,
     #[serde(skip_serializing_if = "str::is_empty")]
     follows: String,
     /// By the names in `versions`.
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::versions_by_name"))]
     speaks: BTreeMap<&'static str, versions::Versions>,
     /// Absent: no daemon answers.
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::version_or_null"))]
     daemon: Option<mgmt_api::Version>,
 }
 

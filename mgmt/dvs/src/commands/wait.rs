@@ -30,13 +30,14 @@ pub struct Options {
     #[arg(add = names::containers())]
     dc: String,
     /// Processes, from `dvs ps`.
-    #[arg(required = true, value_name = "PID", value_parser = parse_pid)]
+    #[arg(required = true, value_name = "PID", value_parser = parse_pid, add = names::programs())]
     pids: Vec<u32>,
 }
 
 /// How a program ended.
 #[derive(Serialize, Debug)]
-struct Ended {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Ended {
     pid: u32,
     /// As a shell shows it; nothing when nobody knows.
     exit: Option<u8>,

@@ -25,6 +25,11 @@ impl Table {
         self.print_within(out, terminal_width())
     }
 
+    /// However wide the terminal is.
+    pub fn print_whole(&self, out: &mut impl Write) -> io::Result<()> {
+        self.print_within(out, None)
+    }
+
     fn print_within(&self, out: &mut impl Write, width_max: Option<usize>) -> io::Result<()> {
         let widths = self.widths();
         for row in std::iter::once(&self.headings).chain(&self.rows) {

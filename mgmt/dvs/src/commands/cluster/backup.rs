@@ -31,7 +31,9 @@ pub struct Options {
 }
 
 #[derive(Serialize)]
-struct Written {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "ClusterBackup"))]
+pub struct Written {
     file: PathBuf,
     bytes: u64,
 }

@@ -80,6 +80,8 @@ pub struct Options {
 
 /// What is in a backup.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "BackupContents"))]
 pub struct Contents {
     pub file: PathBuf,
     pub dc: String,

@@ -5,11 +5,11 @@ use mgmt_api::{Dc, DcSpec};
 use super::super::{Outcome, block_on, daemon, print};
 use crate::cli::Global;
 use crate::errors::Failure;
-use crate::output::{self, Format, Row};
+use crate::output::{self, Row};
 
 pub fn execute(global: &Global, dc: &str) -> Outcome {
     let found = block_on(daemon(global)?.dc(dc))??;
-    if global.output != Format::Table {
+    if !global.output.is_for_people() {
         return print(|out| output::one(out, global.output, &found.spec, |_, _| Ok(())));
     }
     let text = described(&found)

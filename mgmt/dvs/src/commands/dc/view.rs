@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 
 use mgmt_api::{
-    ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, DiskSpec, EndCounts, Instance, Limits, Placement, ProcView,
-    STORE_DISK, ServerKind, ServerState, Volume,
+    ChannelInfo, ChannelKind, Dc, DcPhase, DcSpec, DiskSpec, EndCounts, Instance, Limits, NodeShare, Placement,
+    ProcView, STORE_DISK, ServerKind, ServerState, Volume,
 };
 use serde::Serialize;
 
@@ -23,6 +23,24 @@ impl Row for Dc {
         ]
     }
 
+    const MORE_HEADINGS: &'static [&'static str] = &["ID", "GENERATION", "CREATED", "SERVICES", "PORTS", "PROBLEMS"];
+
+    fn more_cells(&self) -> Vec<String> {
+        let or_dash = |all: Vec<String>, between: &str| if all.is_empty() { "-".to_owned() } else { all.join(between) };
+        let problem = |share: &NodeShare| {
+            let node = share.node.clone();
+            share.problems.iter().map(move |problem| format!("{node}: {problem}")).collect::<Vec<_>>()
+        };
+        vec![
+            self.id.to_string(),
+            self.generation.to_string(),
+            mgmt_api::utc(self.created_s),
+            or_dash(self.spec.services.iter().map(|service| service.name.clone()).collect(), ","),
+            or_dash(self.spec.ports.iter().map(ToString::to_string).collect(), ","),
+            or_dash(self.shares.iter().flat_map(problem).collect(), "; "),
+        ]
+    }
+
     fn name(&self) -> String {
         self.spec.name.clone()
     }
@@ -30,9 +48,13 @@ impl Row for Dc {
 
 /// A container with its channels on the node that was asked.
 #[derive(Serialize, Debug)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "DcWithChannels"))]
 pub struct Whole {
     #[serde(flatten)]
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::dc"))]
     pub dc: Dc,
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::channels"))]
     pub channels: Vec<ChannelInfo>,
 }
 

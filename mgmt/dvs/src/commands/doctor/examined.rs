@@ -7,6 +7,8 @@ use serde::Serialize;
 use crate::output::Row;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "ExaminedState"))]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     Ok,
@@ -18,6 +20,7 @@ pub enum State {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Examined {
     pub name: String,
     pub state: State,

@@ -195,7 +195,7 @@ fn show(format: Format, answer: Found) -> Outcome {
         }
         Found::Published(published) => print(|out| match format {
             Format::Json => line(out, &published),
-            Format::Table | Format::Name | Format::Yaml => writeln!(out, "{}", published.subscribers),
+            _ => writeln!(out, "{}", published.subscribers),
         }),
     }
 }
@@ -271,7 +271,7 @@ fn show_event(out: &mut impl Write, format: Format, event: DsEvent) -> io::Resul
     match format {
         Format::Json => line(out, &event),
         Format::Name => writeln!(out, "{}", shown(&event.key)),
-        Format::Table | Format::Yaml => {
+        _ => {
             writeln!(out, "{} {} {} {}", event.revision, event.kind, shown(&event.key), shown(&event.value))
         }
     }

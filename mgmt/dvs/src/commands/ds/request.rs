@@ -45,15 +45,22 @@ pub enum Request {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "StoreEntry"))]
 pub struct Entry {
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::bytes"))]
     pub key: Bytes,
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::bytes"))]
     pub value: Bytes,
     pub revision: u64,
 }
 
 /// The answer to a change.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "StoreChange"))]
 pub struct Changed {
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::bytes"))]
     pub key: Bytes,
     pub revision: u64,
 }
@@ -66,6 +73,7 @@ pub struct Listed {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Published {
     pub subscribers: u64,
 }
@@ -76,11 +84,15 @@ pub struct Failed {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "StoreEvent"))]
 pub struct Event {
     pub revision: u64,
     /// `put`, `delete`, `message` or `lost`.
     pub kind: &'static str,
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::bytes"))]
     pub key: Bytes,
+    #[cfg_attr(test, schemars(schema_with = "crate::shapes::bytes"))]
     pub value: Bytes,
 }
 

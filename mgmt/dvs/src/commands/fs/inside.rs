@@ -1,7 +1,9 @@
 //! The tree as a program of its container sees it.
 
+use std::cmp::Ordering;
 use std::fs;
-use std::io;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -10,6 +12,8 @@ use clap::Subcommand;
 use mgmt_api::{TREE, utc};
 use serde::{Deserialize, Serialize};
 
+use super::changed::Since;
+use super::diff::{Difference, compare};
 use super::quota;
 use super::scrub::scrub;
 use crate::commands::{Gone, Outcome, done, now_ms, print, say};
@@ -49,6 +53,11 @@ pub enum Request {
     Forget {
         name: String,
     },
+    /// What differs: between two, one and now, or the last one and now.
+    Diff {
+        earlier: Option<String>,
+        later: Option<String>,
+    },
     /// Whether there is one.
     Find {
         name: String,
@@ -68,6 +77,21 @@ impl Request {
             Request::Remove { name } => named("remove", name),
             Request::Forget { name } => named("forget", name),
             Request::Find { name } => named("find", name),
+            Request::Diff { earlier, later } => {
+                let names = earlier.iter().chain(later).cloned();
+                ["diff", "--"].map(str::to_owned).into_iter().chain(names).collect()
+            }
+        }
+    }
+
+    /// Snapshots that it names.
+    fn names(&self) -> Vec<&String> {
+        match self {
+            Request::Take { name } | Request::Remove { name } | Request::Forget { name } | Request::Find { name } => {
+                vec![name]
+            }
+            Request::Diff { earlier, later } => earlier.iter().chain(later).collect(),
+            Request::Df | Request::List | Request::Scrub | Request::Quota(_) => Vec::new(),
         }
     }
 
@@ -76,16 +100,12 @@ impl Request {
         if let Request::Quota(it) = self {
             return it.check();
         }
-        let (Request::Take { name } | Request::Remove { name } | Request::Forget { name } | Request::Find { name }) =
-            self
-        else {
-            return Ok(());
+        let is_name = |name: &str| {
+            let is_usual = !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains(['/', '\0']);
+            is_usual && name != "." && name != ".."
         };
-        let is_name = !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains(['/', '\0']);
-        if is_name && name != "." && name != ".." {
-            return Ok(());
-        }
-        let failure = Failure::usage(format!("{name:?} is no name for a snapshot"));
+        let Some(odd) = self.names().into_iter().find(|name| !is_name(name)) else { return Ok(()) };
+        let failure = Failure::usage(format!("{odd:?} is no name for a snapshot"));
         Err(failure.hint("a name as of a file, without a slash, of 255 bytes at most: before-update"))
     }
 }
@@ -102,6 +122,8 @@ pub fn own_number(ino: u64) -> u64 {
 
 /// A snapshot, as people see it.
 #[derive(Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Snapshot"))]
 pub struct SnapshotView {
     pub name: String,
     /// Of all that its tree ever had, it alone.
@@ -125,6 +147,8 @@ impl Row for SnapshotView {
 
 /// Room of a tree.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "TreeSpace"))]
 pub struct Space {
     pub dc: String,
     pub bytes: u64,
@@ -183,6 +207,16 @@ pub fn execute(format: Format, dc: &str, request: &Request) -> Outcome {
             done(format, &view(name.clone(), path).map_err(|cause| not_read(dc, &cause))?)
         }
         Request::Scrub => scrub_all(format, dc, &directory),
+        Request::Diff { earlier, later } => {
+            let found = differences(dc, &directory, earlier.as_deref(), later.as_deref())?;
+            print(|out| match format.is_for_people() {
+                // As people know it, without headings.
+                true => found
+                    .iter()
+                    .try_for_each(|one| writeln!(out, "{} {}", one.letter(), output::printable(&one.path.lossy()))),
+                false => output::list(out, format, &found),
+            })
+        }
         Request::Find { name } => {
             let path = directory.join(name);
             let found = view(name.clone(), path).map_err(|cause| not_found(dc, name, &cause))?;
@@ -218,21 +252,76 @@ fn demand_way_in(dc: &str, directory: &Path) -> Result<(), Failure> {
     }
 }
 
-fn scrub_all(format: Format, dc: &str, directory: &Path) -> Outcome {
+/// Does something with a snapshot that is there meanwhile. It hears when somebody wants it to end, so that no snapshot
+/// is left behind.
+fn at_this_moment<T>(
+    dc: &str,
+    directory: &Path,
+    purpose: &str,
+    work: impl FnOnce(&Path, &OwnedFd) -> io::Result<T>,
+) -> Result<T, Failure> {
     let failed = |cause: &dyn std::error::Error| {
         Failure::new(format!("the file tree of '{dc}' was not read to its end")).because(cause).hint("again")
     };
-    // Whoever ends this leaves no snapshot behind.
     let stop = sys::signals::open(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGPIPE])
         .map_err(|error| failed(&error))?;
-    let name = format!("scrub-{}-{}", now_ms(), std::process::id());
+    let name = format!("{purpose}{}-{}", now_ms(), std::process::id());
     let path = directory.join(&name);
     fs::create_dir(&path).map_err(|cause| not_taken(dc, &name, &cause))?;
-    let scrubbed = scrub(dc, &path, &stop);
+    let done = work(&path, &stop);
     if let Err(cause) = fs::remove_dir(&path) {
         say(&format!("dvs: snapshot '{name}' is left: {cause}"));
     }
-    let scrubbed = scrubbed.map_err(|error| failed(&error))?;
+    done.map_err(|error| failed(&error))
+}
+
+/// The beginning of what these snapshots are called.
+const TO_SCRUB: &str = "scrub-";
+const TO_COMPARE: &str = "diff-";
+
+fn differences(
+    dc: &str,
+    directory: &Path,
+    earlier: Option<&str>,
+    later: Option<&str>,
+) -> Result<Vec<Difference>, Failure> {
+    let earlier = match earlier {
+        Some(name) => name.to_owned(),
+        None => last(dc, directory)?,
+    };
+    let number = |name: &str| match view(name.to_owned(), directory.join(name)) {
+        Ok(view) => Ok(view.number),
+        Err(cause) => Err(absent(Failure::new(format!("nothing is compared with snapshot '{name}'")), dc, &cause)),
+    };
+    let first = number(&earlier)?;
+    let between = |later: &Path, stop: &OwnedFd| compare(later, &Since::read(later, &earlier)?, stop);
+    let Some(later) = later else { return at_this_moment(dc, directory, TO_COMPARE, between) };
+    match first.cmp(&number(later)?) {
+        Ordering::Less => {
+            let (quiet, _kept) = io::pipe().map_err(|cause| not_read(dc, &cause))?;
+            between(&directory.join(later), &quiet.into()).map_err(|cause| not_read(dc, &cause))
+        }
+        Ordering::Equal => Ok(Vec::new()),
+        Ordering::Greater => {
+            let failure = Failure::new(format!("snapshot '{earlier}' was taken after '{later}'"));
+            Err(failure.hint(format!("dvs fs diff {dc} {later} {earlier}")))
+        }
+    }
+}
+
+/// The one that was taken last, and stays.
+fn last(dc: &str, directory: &Path) -> Result<String, Failure> {
+    let stays = |one: &SnapshotView| ![TO_SCRUB, TO_COMPARE].iter().any(|purpose| one.name.starts_with(purpose));
+    let last = all(dc, directory)?.into_iter().filter(stays).max_by_key(|one| one.number);
+    last.map(|one| one.name).ok_or_else(|| {
+        Failure::new(format!("container '{dc}' has no snapshot to compare with"))
+            .because_text("what differs is told of its file tree, since a snapshot")
+            .hint(format!("dvs fs snapshot create {dc} NAME; later: dvs diff {dc}"))
+    })
+}
+
+fn scrub_all(format: Format, dc: &str, directory: &Path) -> Outcome {
+    let scrubbed = at_this_moment(dc, directory, TO_SCRUB, |path, stop| scrub(dc, path, stop))?;
     print(|out| output::list(out, format, std::slice::from_ref(&scrubbed)))?;
     Ok(if scrubbed.damaged == 0 { ExitCode::SUCCESS } else { ExitCode::from(GENERAL) })
 }

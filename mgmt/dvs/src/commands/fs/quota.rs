@@ -92,6 +92,8 @@ pub fn execute(format: Format, dc: &str, request: &Request) -> Outcome {
 
 /// A quota, as people see it.
 #[derive(Serialize, Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "Quota"))]
 pub struct QuotaView {
     /// Where programs find the directory.
     pub path: PathBuf,

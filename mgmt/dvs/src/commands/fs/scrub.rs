@@ -26,6 +26,7 @@ const TOLD_MAX: usize = 100;
 const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Scrubbed {
     pub dc: String,
     pub files: u64,

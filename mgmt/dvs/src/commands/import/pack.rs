@@ -18,10 +18,10 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use clap::Args;
-use rustix::fs::getxattr;
 use tar::{Builder, EntryType, Header};
 use tokio::sync::mpsc;
 
+use super::super::fs::changed::Since;
 use super::super::fs::inside;
 use super::super::fs::quota;
 use super::super::tree::Progress;
@@ -31,8 +31,6 @@ use super::holes;
 /// One frame of the stream.
 const CHUNK_BYTES: usize = mgmt_api::stream::PAYLOAD_BYTES_MAX;
 const CHUNKS_MAX: usize = 16;
-/// What one answer may have of what changed.
-const SINCE_BYTES_MAX: usize = 65_536;
 /// Users a container has.
 const UIDS: u32 = 65_536;
 const NOBODY: u32 = 65_534;
@@ -524,47 +522,6 @@ enum Wanted<'a> {
 enum Place {
     AsBefore,
     New,
-}
-
-/// What is not as it was in an earlier snapshot.
-struct Since {
-    /// The earlier one.
-    root: PathBuf,
-    /// Inodes, by the numbers that they have in the tree.
-    changed: HashSet<u64>,
-}
-
-impl Since {
-    /// As `vos_api::fs::SINCE_NAME`.
-    fn read(later: &Path, name: &str) -> io::Result<Since> {
-        let root = later.parent().unwrap_or(later).join(name);
-        let number = inside::snapshot_number(fs::metadata(&root)?.ino());
-        let (mut changed, mut from) = (HashSet::new(), 0_u64);
-        let mut value = vec![0; SINCE_BYTES_MAX];
-        loop {
-            let bytes = getxattr(later, format!("dvs.since.{number}.{from}"), value.as_mut_slice())?;
-            let numbers = value.get(..bytes).unwrap_or_default().chunks_exact(size_of::<u64>());
-            let numbers = numbers.filter_map(|bytes| Some(u64::from_le_bytes(bytes.try_into().ok()?)));
-            let before = changed.len();
-            for ino in numbers {
-                from = from.max(ino + 1);
-                changed.insert(ino);
-            }
-            if changed.len() == before {
-                return Ok(Since { root, changed });
-            }
-        }
-    }
-
-    fn has_changed(&self, ino: u64) -> bool {
-        self.changed.contains(&inside::own_number(ino))
-    }
-
-    /// Whether the same inode had this name.
-    fn was_there(&self, inside: &Path, ino: u64) -> bool {
-        let then = fs::symlink_metadata(self.root.join(inside));
-        then.is_ok_and(|then| inside::own_number(then.ino()) == inside::own_number(ino))
-    }
 }
 
 #[cfg(test)]

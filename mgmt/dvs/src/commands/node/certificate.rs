@@ -57,7 +57,9 @@ pub struct NodeOptions {
 
 /// What was made.
 #[derive(Serialize)]
-struct Made {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "MadeCertificate"))]
+pub struct Made {
     cluster: String,
     /// None: the authority.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -66,7 +66,7 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
 fn create(global: &Global, options: &Options) -> Outcome {
     let asked = TokenRequest { ttl_s: options.ttl.as_secs(), node: options.node.clone() };
     let token = block_on(daemon(global)?.create_token(&asked))??;
-    if global.output == output::Format::Table {
+    if global.output.is_for_people() {
         let whom =
             token.node.as_ref().map_or("the new machine".to_owned(), |node| format!("the machine that will be {node}"));
         say(&format!("on {whom}, as root, within {}:", left(token.ends_s)));

@@ -86,7 +86,8 @@ impl Facts {
 }
 
 #[derive(Serialize)]
-struct Upgraded {
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Upgraded {
     node: String,
     before: String,
     now: String,

@@ -89,6 +89,8 @@ pub struct Moment {
 
 /// What is in it, for who wants to know whether it is all there.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[cfg_attr(test, schemars(rename = "BackupEnd"))]
 pub struct End {
     /// Files and directories of the tree.
     pub entries: u64,
