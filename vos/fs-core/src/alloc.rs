@@ -119,6 +119,11 @@ impl Allocator {
         self.blocks - self.hidden
     }
 
+    /// All numbers of blocks are below it.
+    pub(crate) fn numbers(&self) -> u64 {
+        self.blocks
+    }
+
     /// Free for normal use, now or after a checkpoint.
     pub fn available(&self) -> u64 {
         (self.free + self.pending()).saturating_sub(RESERVE_BLOCKS + self.kept_back)
@@ -397,7 +402,8 @@ fn bits(at: usize, mut word: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-struct Bitmap {
+/// A bit for each block.
+pub(crate) struct Bitmap {
     words: Vec<u64>,
     blocks: u64,
 }
@@ -407,7 +413,7 @@ struct Bitmap {
     reason = "there are words for whole chunks, and a block and a chunk lie below the last"
 )]
 impl Bitmap {
-    fn new(blocks: u64) -> Bitmap {
+    pub(crate) fn new(blocks: u64) -> Bitmap {
         let words = blocks.div_ceil(CHUNK_BLOCKS) as usize * CHUNK_WORDS;
         Bitmap { words: vec![0; words], blocks }
     }
@@ -416,8 +422,8 @@ impl Bitmap {
         self.words.get((block / 64) as usize).is_some_and(|word| word & (1 << (block % 64)) != 0)
     }
 
-    /// Whether it was clear before.
-    fn set(&mut self, block: u64) -> bool {
+    /// Whether it was clear before; a block that is not there never was.
+    pub(crate) fn set(&mut self, block: u64) -> bool {
         let Some(word) = self.words.get_mut((block / 64) as usize) else { return false };
         let before = *word;
         *word |= 1 << (block % 64);
@@ -432,7 +438,7 @@ impl Bitmap {
         before != *word
     }
 
-    fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 

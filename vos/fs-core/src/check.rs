@@ -1,11 +1,12 @@
 //! Walks the whole volume, its snapshots too, and says what does not fit together. For tests and for people who fear
 //! the worst; operations must not run meanwhile.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use vos_api::fs::ROOT;
 
+use crate::alloc::Bitmap;
 use crate::base::Base;
 use crate::core::Fs;
 use crate::device::{BLOCK, BLOCK64};
@@ -78,7 +79,6 @@ impl View<'_> {
     }
 }
 
-#[derive(Default)]
 struct Walk {
     inodes: BTreeMap<u64, Inode>,
     /// Names that lead to an inode.
@@ -89,7 +89,10 @@ struct Walk {
     cookies: HashMap<u64, u64>,
     handles: HashMap<u64, u32>,
     orphans: Vec<u64>,
-    blocks: HashMap<u64, u64>,
+    /// Blocks of files that count as theirs: a bit each, since volumes have very many.
+    blocks: Bitmap,
+    /// Those that were met again, with whose they are; who was first is looked for once all are known.
+    again: BTreeMap<u64, BTreeSet<u64>>,
     used: HashMap<u64, u64>,
     findings: Vec<Finding>,
 }
@@ -114,10 +117,11 @@ impl Fs {
     pub fn check(&self, depth: Depth) -> Result<Vec<Finding>, Errno> {
         let base = self.store.base();
         let now = View { fs: self, base: base.clone(), at: None };
-        let mut walk = Walk::default();
+        let mut walk = Walk::of(self);
         for tag in [tag::INODE, tag::ENTRY, tag::COOKIE, tag::HANDLE, tag::ORPHAN, tag::EXTENTS] {
             now.each(tag, |key, value| walk.take(&now, depth, tag, key, value))?;
         }
+        walk.name_owners(&now)?;
         walk.compare_inodes(&now);
         walk.compare_space(self);
         walk.compare_quotas(self)?;
@@ -127,10 +131,11 @@ impl Fs {
         }
         let mut findings = walk.findings;
         for snapshot in base.living() {
-            let (view, mut walk) = (View { fs: self, base: base.clone(), at: Some(snapshot.id) }, Walk::default());
+            let (view, mut walk) = (View { fs: self, base: base.clone(), at: Some(snapshot.id) }, Walk::of(self));
             for tag in [tag::INODE, tag::ENTRY, tag::COOKIE, tag::EXTENTS] {
                 view.each(tag, |key, value| walk.take(&view, depth, tag, key, value))?;
             }
+            walk.name_owners(&view)?;
             walk.compare_inodes(&view);
             let name = String::from_utf8_lossy(&snapshot.name);
             findings.extend(walk.findings.iter().map(|finding| format!("snapshot {name}: {finding}")));
@@ -141,6 +146,22 @@ impl Fs {
 }
 
 impl Walk {
+    fn of(fs: &Fs) -> Walk {
+        Walk {
+            inodes: BTreeMap::new(),
+            names: HashMap::new(),
+            subdirectories: HashMap::new(),
+            entries: HashMap::new(),
+            cookies: HashMap::new(),
+            handles: HashMap::new(),
+            orphans: Vec::new(),
+            blocks: Bitmap::new(fs.blocks.lock().numbers()),
+            again: BTreeMap::new(),
+            used: HashMap::new(),
+            findings: Vec::new(),
+        }
+    }
+
     fn find(&mut self, finding: Finding) {
         if self.findings.len() < FINDINGS_MAX {
             self.findings.push(finding);
@@ -209,11 +230,10 @@ impl Walk {
             if position >= end {
                 self.find(format!("inode {ino} has a block at {position}, behind its end"));
             }
-            if let Some(other) = self.blocks.insert(place.block, ino) {
-                self.find(format!("block {} belongs to inodes {other} and {ino}", place.block));
-            }
             if !view.has(place.block) {
                 self.find(format!("block {} of inode {ino} counts as free", place.block));
+            } else if !self.blocks.set(place.block) && self.again.len() < FINDINGS_MAX {
+                self.again.entry(place.block).or_default();
             }
             if depth == Depth::Data {
                 let mut data = [0; BLOCK];
@@ -225,6 +245,31 @@ impl Walk {
                 if position + 1 == end && used != 0 && data.iter().skip(used).any(|byte| *byte != 0) {
                     self.find(format!("inode {ino} has remains behind its end"));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whose blocks are that were met more than once.
+    fn name_owners(&mut self, view: &View<'_>) -> Result<(), Errno> {
+        if self.again.is_empty() {
+            return Ok(());
+        }
+        let again = &mut self.again;
+        view.each(tag::EXTENTS, |key, value| {
+            let ino = number_of(key, 0).ok_or(Errno::Io)?;
+            for place in Window::decode(value)?.places.iter().flatten() {
+                if let Some(owners) = again.get_mut(&place.block) {
+                    owners.insert(ino);
+                }
+            }
+            Ok(())
+        })?;
+        for (block, owners) in std::mem::take(&mut self.again) {
+            let owners: Vec<String> = owners.iter().map(u64::to_string).collect();
+            match &owners[..] {
+                [one] => self.find(format!("block {block} is in inode {one} more than once")),
+                several => self.find(format!("block {block} belongs to inodes {}", several.join(" and "))),
             }
         }
         Ok(())
@@ -308,7 +353,7 @@ impl Walk {
 
     fn compare_space(&mut self, fs: &Fs) {
         let owned = fs.blocks.lock().owned_blocks();
-        let used = self.blocks.len() as u64;
+        let used = self.blocks.count();
         if owned != used {
             self.find(format!("{owned} blocks count as used, {used} are"));
         }
