@@ -23,6 +23,8 @@ pub struct FuseHere {
     pub source: String,
     /// Whether others than who mounts may use it; root always lets them.
     pub allow_other: bool,
+    /// Whether programs may only look.
+    pub read_only: bool,
 }
 
 impl FuseHere {
@@ -48,7 +50,9 @@ impl FuseHere {
             fuse.as_raw_fd()
         );
         let options = std::ffi::CString::new(options)?;
-        mount(self.source.as_str(), &self.place, "fuse.dvs", MountFlags::NODEV | MountFlags::NOSUID, &*options)?;
+        let only = if self.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
+        let flags = MountFlags::NODEV | MountFlags::NOSUID | only;
+        mount(self.source.as_str(), &self.place, "fuse.dvs", flags, &*options)?;
         Ok(fuse)
     }
 
@@ -61,6 +65,9 @@ impl FuseHere {
             format!("nodev,nosuid,default_permissions,max_read={MAX_READ_BYTES},subtype=dvs,fsname={source}");
         if self.allow_other {
             options.push_str(",allow_other");
+        }
+        if self.read_only {
+            options.push_str(",ro");
         }
         let mut helper = Command::new(HELPER);
         helper.args(["-o", &options, "--"]).arg(&self.place).stdin(Stdio::null());

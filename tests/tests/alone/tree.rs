@@ -78,6 +78,30 @@ fn place(dir: &Path, name: &str) -> PathBuf {
 }
 
 #[test]
+fn image_that_is_only_looked_at_stays_as_it_is_also_when_it_was_not_closed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (image, at, also) = (dir.path().join("tree.img"), place(dir.path(), "tree"), place(dir.path(), "also"));
+    let mut tree = Tree::mount(&image, &at, None, &["--size", "256M"]);
+    ok("sh", &["-ec", "cd $0 && echo told > a && sync a", at.to_str().expect("text")]);
+    tree.signal(Signal::KILL);
+    tree.child.wait().expect("it ends");
+    drop(tree);
+    let before = std::fs::read(&image).expect("the image");
+    let looks = [&at, &also].map(|place| Tree::mount(&image, place, None, &["--read-only"]));
+    for place in [&at, &also] {
+        assert_eq!(std::fs::read(place.join("a")).expect("read"), b"told\n");
+        let refused = std::fs::write(place.join("b"), "not told").expect_err("nothing is changed");
+        assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    }
+    looks.map(|tree| assert_eq!(tree.end(), Some(0)));
+    assert!(std::fs::read(&image).expect("the image") == before);
+    std::fs::write(&image, vec![0; 64 << 20]).expect("an image");
+    let option = Path::new("--read-only");
+    let (status, _) = refused_tree(&[&image, &at, option]);
+    assert!(status == Some(1) && std::fs::read(&image).expect("the image").iter().all(|byte| *byte == 0));
+}
+
+#[test]
 fn image_is_a_file_tree_that_stays_whichever_of_its_servers_is_killed() {
     let dir = tempfile::tempdir().expect("a directory");
     let (image, at) = (dir.path().join("tree.img"), place(dir.path(), "tree"));

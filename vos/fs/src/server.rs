@@ -2,7 +2,8 @@
 //!
 //! Spawn record: options `disk` (endpoint number of the volume) and `disk_epoch` (of its placement), `cache_bytes`
 //! (clean data kept in memory), `made_by_uid` and `made_by_gid` (of the root directory when it makes one), `go_back`
-//! (name of the snapshot to go back to before anything else) and `go_back_number` (of that wish, which is heeded once);
+//! (name of the snapshot to go back to before anything else) and `go_back_number` (of that wish, which is heeded once),
+//! `read_only` (1: the volume stays as it is, and what the server writes for itself is in its memory);
 //! descriptor `lost` (which nodes are lost, whose gates need not be waited for).
 //!
 //! Nothing is answered while the volume is not held (`libvos::OwnHold`). The loop only hands over: workers execute.
@@ -23,7 +24,7 @@ use vos_api::fs as api;
 use vos_rt::{Boot, ClientId, Failure, Handle, Hello, HelloReply, Kind, Request, Service, WorkerPool, run};
 
 use fs_core::device::BlockDevice;
-use fs_core::{Call, Clock, Fs, GoBack, Options, Reply};
+use fs_core::{Call, Clock, Fs, GoBack, Options, Reply, Scratch};
 
 use crate::disk::DiskDevice;
 
@@ -60,7 +61,12 @@ fn open(boot: &mut Boot) -> Result<FsService, Failure> {
     let number = boot.spawn.option_u64("go_back_number")?.unwrap_or(0);
     let go_back = boot.spawn.option_str("go_back")?.map(|name| GoBack { number, name: name.as_bytes().to_vec() });
     let opening = Opening { cache_bytes: cache_bytes as usize, made_by, go_back };
-    let service = FsService::open_as(Arc::new(device), boot.handle.clone(), opening)?;
+    let device: Arc<dyn BlockDevice> = match boot.spawn.option_u64("read_only")? {
+        None | Some(0) => Arc::new(device),
+        Some(_) if !Fs::is_on(&device)? => return Err("the volume holds nothing yet".into()),
+        Some(_) => Arc::new(Scratch::new(device)),
+    };
+    let service = FsService::open_as(device, boot.handle.clone(), opening)?;
     let mut lost = boot.spawn.take_fd("lost").map(|page| LostSeats { page, known: 0 });
     fence_seats(&service.fs, lost.as_mut().map_or(0, LostSeats::since)).map_err(|errno| errno.to_string())?;
     Ok(FsService { lost, ..service })

@@ -22,6 +22,7 @@ they have.
 Examples:
   dvs alone fs tree.img /mnt --size 10G
   dvs alone fs ~/tree.img ~/tree
+  dvs alone fs --read-only tree.img /mnt       the image stays as it is
   umount /mnt                                  ends it, as fusermount3 -u does")]
 pub struct FsOptions {
     /// A file, or a block device, of at least 32M.
@@ -35,6 +36,9 @@ pub struct FsOptions {
     /// user_allow_other in /etc/fuse.conf.
     #[arg(long)]
     pub allow_other: bool,
+    /// Only look: nothing is written to the image, also when it was not closed. Others may look at the same time.
+    #[arg(long, conflicts_with = "size")]
+    pub read_only: bool,
 }
 
 #[cfg(feature = "machinery")]
@@ -97,6 +101,7 @@ mod mounted {
         mountpoint: String,
         image: String,
         bytes: u64,
+        read_only: bool,
     }
 
     impl Row for Mounted {
@@ -116,7 +121,8 @@ mod mounted {
         let stop = sys::signals::open(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP])
             .map_err(|error| Failure::new("signals cannot be waited for").because(&error))?;
         demand_mountpoint(options)?;
-        let image = served::open(&options.image, options.size, Changes::Always)?;
+        let changes = if options.read_only { Changes::Never } else { Changes::Always };
+        let image = served::open(&options.image, options.size, changes)?;
         if let Some(size) = options.size {
             grow(&image, size).map_err(|error| {
                 Failure::new(format!("'{}' cannot be made so large", options.image.display())).because(&error)
@@ -124,18 +130,20 @@ mod mounted {
         }
         let bytes = rustix::fs::seek(&image, rustix::fs::SeekFrom::End(0)).unwrap_or(0);
         let place = std::path::absolute(&options.mountpoint).unwrap_or(options.mountpoint.clone());
-        let mut world = World::begin(image, stop).map_err(|error| failed("there are no servers", &*error))?;
+        let mut world =
+            World::begin(image, stop, options.read_only).map_err(|error| failed("there are no servers", &*error))?;
         for role in 0..GATE {
             world.start_first(role, options)?;
         }
-        let here = FuseHere { place, source: options.image.display().to_string(), allow_other: options.allow_other };
+        let FsOptions { allow_other, read_only, .. } = *options;
+        let here = FuseHere { place, source: options.image.display().to_string(), allow_other, read_only };
         world.fuse = Some(here.mount().map_err(|error| {
             let hint = "as root; or with fusermount3 (Debian: fuse3), and a directory of your own";
             Failure::new(format!("nothing is mounted at '{}'", here.place.display())).because(&error).hint(hint)
         })?);
         let done = world.start_first(GATE, options).and_then(|()| {
             let (mountpoint, image) = (here.place.display().to_string(), options.image.display().to_string());
-            print(|out| output::one(out, global.output, &Mounted { mountpoint, image, bytes }, view))?;
+            print(|out| output::one(out, global.output, &Mounted { mountpoint, image, bytes, read_only }, view))?;
             world.serve(&here)
         });
         if done.is_err() {
@@ -152,8 +160,9 @@ mod mounted {
     }
 
     fn view(mounted: &Mounted, out: &mut impl Write) -> io::Result<()> {
-        let Mounted { mountpoint, image, bytes } = mounted;
-        writeln!(out, "{image} ({}) is mounted at {mountpoint}", output::bytes(*bytes))
+        let Mounted { mountpoint, image, bytes, read_only } = mounted;
+        let only = if *read_only { ", read-only" } else { "" };
+        writeln!(out, "{image} ({}{only}) is mounted at {mountpoint}", output::bytes(*bytes))
     }
 
     fn failed(what: &str, error: &(dyn std::error::Error + 'static)) -> Failure {
@@ -195,6 +204,7 @@ mod mounted {
     struct World {
         broker: Broker,
         image: OwnedFd,
+        read_only: bool,
         stop: OwnedFd,
         fuse: Option<OwnedFd>,
         state: OwnedFd,
@@ -208,7 +218,7 @@ mod mounted {
     type Error = Box<dyn std::error::Error + Send + Sync>;
 
     impl World {
-        fn begin(image: OwnedFd, stop: OwnedFd) -> Result<World, Error> {
+        fn begin(image: OwnedFd, stop: OwnedFd, read_only: bool) -> Result<World, Error> {
             let broker = Broker::start(BrokerConfig::local())?;
             broker.add_dc(DC, DcOptions::default())?;
             let state = rustix::fs::memfd_create("dvs-gate-state", MemfdFlags::CLOEXEC)?;
@@ -216,6 +226,7 @@ mod mounted {
             Ok(World {
                 broker,
                 image,
+                read_only,
                 stop,
                 fuse: None,
                 state,
@@ -299,7 +310,8 @@ mod mounted {
                 0 => (vec![("image", self.image.as_fd())], json!({ "owner": Endpoint::FS.number() })),
                 1 => {
                     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-                    (Vec::new(), epochs(json!({ "made_by_uid": uid, "made_by_gid": gid })))
+                    let read_only = u8::from(self.read_only);
+                    (Vec::new(), epochs(json!({ "made_by_uid": uid, "made_by_gid": gid, "read_only": read_only })))
                 }
                 _ => {
                     let mut fds = vec![("state", self.state.as_fd()), ("deaths", self.deaths.1.as_fd())];
