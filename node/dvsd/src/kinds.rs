@@ -62,6 +62,9 @@ pub enum Setting {
     EpochOf(&'static str),
     /// The endpoint of who may change its disk.
     OwnerOfDisk,
+    /// The epoch in which that was placed, for the disk's beginning: it may stand where nobody has greeted it yet. Of a
+    /// disk of which nobody is the owner now: not told.
+    EpochOfOwner,
     /// The endpoint of the disk on which the key-value server has its file. It has a file of its node: not told.
     StoreDisk,
     /// The epoch in which that was placed. Likewise.
@@ -191,6 +194,7 @@ pub static KINDS: &[Kind] = &[
             ("bytes", Setting::DiskBytes),
             ("may_be_longer", Setting::MayBeLonger),
             ("owner", Setting::OwnerOfDisk),
+            ("owner_epoch", Setting::EpochOfOwner),
             ("set", Setting::Set),
             ("own", Setting::OwnCopy),
             ("copies", Setting::Copies),

@@ -156,6 +156,10 @@ pub struct DcRecord {
     /// Its tree is to be what it was for a snapshot before anybody uses it; until it is stopped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub go_back: Option<GoBack>,
+    /// As large was the disk of its tree when its file server was last begun anew to take what there was more. `None`:
+    /// never since the container was made, or a daemon wrote the record that does not know this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tree_bytes: Option<u64>,
 }
 
 /// A wish, as its file server is told.
@@ -184,18 +188,20 @@ struct StoredDc {
     seats: BTreeMap<String, usize>,
     #[serde(default)]
     go_back: Option<GoBack>,
+    #[serde(default)]
+    tree_bytes: Option<u64>,
 }
 
 impl From<StoredDc> for DcRecord {
     fn from(stored: StoredDc) -> DcRecord {
-        let StoredDc { id, spec, placement, desired, generation, created_s, endpoints, paused, seats, go_back } =
-            stored;
+        let StoredDc { id, spec, placement, desired, generation, created_s, endpoints, .. } = stored;
+        let StoredDc { paused, seats, go_back, tree_bytes, .. } = stored;
         let placement = placement.unwrap_or_else(|| {
             // Without promises: by that `ledger::adopt` knows it.
             let instances = placer::instances(&spec, &kinds::known_at(FIRST_FORMAT), &Accounts::new());
             Placement { instances, promised: BTreeMap::new() }
         });
-        DcRecord { id, spec, placement, desired, generation, created_s, endpoints, paused, seats, go_back }
+        DcRecord { id, spec, placement, desired, generation, created_s, endpoints, paused, seats, go_back, tree_bytes }
     }
 }
 

@@ -44,7 +44,7 @@ impl Entrance {
     /// Changes are taken from this endpoint alone, and only in the highest epoch it ever said; everybody who may open a
     /// ring reads.
     pub fn of_owner(owner: Endpoint, fence: KeptFence) -> Entrance {
-        Entrance { owner: Some(owner), promised: (fence.epoch(), Promised::at_begin(0)), fence, ..Entrance::open() }
+        Entrance { owner: Some(owner), promised: (fence.said(), Promised::at_begin(0)), fence, ..Entrance::open() }
     }
 
     /// Raising the fence waits for the medium, once for each change of the owner: nothing of the new owner may come

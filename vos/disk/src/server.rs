@@ -1,8 +1,9 @@
 //! The disk server's process: from its spawn record to a service and back.
 //!
 //! Spawn record: descriptors `image` and `fence` (a file beside it, without which the fence lives in memory); options
-//! `bytes` (size the volume must have), `may_be_longer` (1: the image may), `read_only` (1) and `owner` (the one
-//! endpoint that may change the volume; without it everybody may). Of a replicated disk: options `set`, `own` (number
+//! `bytes` (size the volume must have), `may_be_longer` (1: the image may), `read_only` (1) , `owner` (the one
+//! endpoint that may change the volume; without it everybody may) and `owner_epoch` (in which that was placed: who says
+//! an earlier one is refused). Of a replicated disk: options `set`, `own` (number
 //! of the copy beside it), `copies` and `lost` (all, and those on nodes that were given up: a bit for each number), and
 //! descriptor `desk`; `image` is for reading alone then.
 
@@ -85,6 +86,7 @@ fn open(boot: &mut Boot) -> Result<AnyDisk, Failure> {
     let volume = Volume::new(ImageFile::open(Image { file, bytes, may_be_longer, access })?);
     tracing::info!(bytes = volume.bytes(), access = ?volume.access(), "volume opened");
     let fence = boot.spawn.take_fd("fence").map(KeptFence::open).transpose()?.unwrap_or_default();
+    let fence = fence.at_least(u32::try_from(boot.spawn.option_u64("owner_epoch")?.unwrap_or(0))?);
     let owner = boot.spawn.option_as("owner", Endpoint::from_u64)?;
     let entrance = owner.map_or_else(Entrance::open, |owner| Entrance::of_owner(owner, fence));
     let Some(set) = set else { return Ok(AnyDisk::Plain(Box::new(Disk::new(volume, entrance, boot.spawn.epoch)?))) };

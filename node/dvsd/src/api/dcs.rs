@@ -470,6 +470,7 @@ fn write_record(
             paused: false,
             seats: BTreeMap::new(),
             go_back: None,
+            tree_bytes: None,
         };
         booking.compares.extend(id.compares.into_iter().chain([Compare::Absent { key: key.clone() }]));
         booking.ops.extend(id.ops.into_iter().chain([Op::put(&*key, records::encode(&record))]));

@@ -336,6 +336,7 @@ mod tests {
             paused: false,
             seats: BTreeMap::new(),
             go_back: None,
+            tree_bytes: None,
         }
     }
 

@@ -8,7 +8,7 @@ use mgmt_api::{DcSpec, Instance, Placement, PortSpec, ServerState, ServerStatus}
 use serde_json::{Map, Value, json};
 
 use super::plan::Part;
-use crate::kinds::{CALLS, KINDS, Kind, Setting};
+use crate::kinds::{CALLS, KINDS, Kind, NBD, Setting};
 use crate::placer;
 use crate::records::{DcRecord, Desired, GoBack};
 use crate::spec;
@@ -163,7 +163,8 @@ impl Share {
 
     /// Those of which a server hears by nothing else while it runs, and that are not for its beginning alone.
     pub fn lasting_options(&self, part: &Part) -> Option<Value> {
-        const BEGINNING: [Setting; 3] = [Setting::Copies, Setting::GoBackTo, Setting::GoBackNumber];
+        const BEGINNING: [Setting; 4] =
+            [Setting::Copies, Setting::EpochOfOwner, Setting::GoBackTo, Setting::GoBackNumber];
         self.options_where(part, |setting| !BEGINNING.contains(&setting))
     }
 
@@ -175,11 +176,13 @@ impl Share {
             let value = match setting {
                 Setting::EndpointOf(kind) => json!(first(kind)?.endpoint),
                 Setting::EpochOf(kind) => json!(first(kind)?.epoch),
-                Setting::OwnerOfDisk if self.instance(part).is_some_and(placer::is_store) => {
-                    json!(first("ds")?.endpoint)
-                }
-                Setting::OwnerOfDisk if self.instance(part)?.index > 0 => json!(Endpoint::NBD.number()),
-                Setting::OwnerOfDisk => json!(first("fs")?.endpoint),
+                // Whether there is one at the moment or not.
+                Setting::OwnerOfDisk if owner_of(self.instance(part)?) == NBD => json!(Endpoint::NBD.number()),
+                Setting::OwnerOfDisk => json!(first(owner_of(self.instance(part)?))?.endpoint),
+                Setting::EpochOfOwner => match first(owner_of(self.instance(part)?)) {
+                    Some(owner) => json!(owner.epoch),
+                    None => continue,
+                },
                 Setting::StoreDisk | Setting::StoreDiskEpoch => match self.store_disk() {
                     Some(disk) if *setting == Setting::StoreDisk => json!(disk.endpoint),
                     Some(disk) => json!(disk.epoch),
@@ -212,6 +215,15 @@ impl Share {
             options.insert((*name).to_owned(), value);
         }
         Some(Value::Object(options))
+    }
+}
+
+/// Which kind may change a disk.
+fn owner_of(disk: &Instance) -> &'static str {
+    match disk.index {
+        _ if placer::is_store(disk) => "ds",
+        0 => "fs",
+        _ => NBD,
     }
 }
 
@@ -282,7 +294,8 @@ mod tests {
         let options = |part: Part| share.options(&part).unwrap();
         let set = json!({ "bytes": 1 << 30, "owner": 6, "set": 5, "own": 0, "copies": 0b11 });
         assert_eq!((options(part("disk", 1)), share.is_replicated(&part("disk", 1))), (set, true));
-        assert_eq!(options(part("disk", 0)), json!({ "bytes": 1 << 30, "owner": 1 }));
+        let epoch = share.placement.first(&mgmt_api::ServerKind::FS).unwrap().epoch;
+        assert_eq!(options(part("disk", 0)), json!({ "bytes": 1 << 30, "owner": 1, "owner_epoch": epoch }));
         for number in 0..2 {
             assert_eq!(options(part("copy", number)), json!({ "bytes": 1 << 30, "set": 5, "disk": 17 }));
             assert!(!share.is_replicated(&part("copy", number)), "it is none of several disks");

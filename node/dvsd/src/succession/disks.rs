@@ -140,7 +140,7 @@ fn place(
     // The record of a disk goes with it.
     let is_there = |index: &usize| next.placement.instances.iter().any(|one| is_disk(one) && one.index == *index);
     ops.extend(known.iter().filter(|(index, _)| !is_there(index)).map(|(_, (_, key, _))| Op::delete(key.clone())));
-    let record = DcRecord { spec: next.spec, ..at.0.clone() };
+    let record = DcRecord { spec: next.spec, tree_bytes: next.tree_bytes, ..at.0.clone() };
     let changed = Succession { placement: next.placement, sets: BTreeMap::new() };
     let written = super::write(engine, (&record, at.1), known, changed, Booking { compares, ops })?;
     Ok(written.map_or(DiskAsked::Changed, |record| DiskAsked::Placed(Box::new(record))))
@@ -280,8 +280,9 @@ pub fn nodes_with_images(record: &DcRecord, disk: &Instance) -> Vec<String> {
     if copies.is_empty() { vec![disk.node.clone()] } else { copies }
 }
 
-fn with_new_file_server(record: &DcRecord) -> DcRecord {
-    let mut next = record.clone();
+/// Of a tree on a disk of so many bytes.
+fn with_new_file_server(record: &DcRecord, bytes: u64) -> DcRecord {
+    let mut next = DcRecord { tree_bytes: Some(bytes), ..record.clone() };
     let servers = next.placement.instances.iter_mut().filter(|one| one.kind == ServerKind::FS);
     servers.for_each(|one| one.epoch += 1);
     next
@@ -294,7 +295,10 @@ fn grown(record: &DcRecord, disk: &str, bytes: u64, step: Step) -> Changed {
         return Err(DiskRefusal::IsStore);
     }
     if step == Step::Tree {
-        return Ok((disk.index == 0).then(|| (with_new_file_server(record), BTreeMap::new())));
+        // A file server that has begun since the disk has its size is left alone: everybody waits for a new one.
+        let has_taken_it = volume.grown_from.is_none() || record.tree_bytes == Some(volume.bytes);
+        let is_due = disk.index == 0 && !has_taken_it;
+        return Ok(is_due.then(|| (with_new_file_server(record, volume.bytes), BTreeMap::new())));
     }
     let is_back = matches!(step, Step::BackTo(_));
     if bytes < volume.bytes {
@@ -483,7 +487,23 @@ mod tests {
         let followed = grown(&larger, "root", 4 << 30, Step::Tree).unwrap().unwrap().0;
         assert_eq!((epoch(&larger), epoch(&followed)), (epoch(&before), epoch(&before) + 1));
         assert_eq!(grown(&larger, "data", 4 << 30, Step::Tree), Ok(None));
+        assert_eq!(grown(&followed, "root", 4 << 30, Step::Tree), Ok(None), "it has what there is");
+        let again = grown(&followed, "root", 5 << 30, Step::Copies).unwrap().unwrap().0;
+        let again = grown(&again, "root", 5 << 30, Step::Tree).unwrap().unwrap().0;
+        assert_eq!((epoch(&again), again.tree_bytes), (epoch(&before) + 2, Some(5 << 30)));
         assert_eq!(grown(&larger, "root", 1 << 30, Step::Copies), Err(DiskRefusal::WouldShrink { bytes: 4 << 30 }));
+    }
+
+    #[test]
+    fn disk_that_has_its_size_already_is_left_alone_and_so_is_its_file_server() {
+        let plain = record(json!({}));
+        let root = json!({ "name": "root", "bytes": 1 << 30, "replicas": 2 });
+        let copied = record(json!({ "disks": [root] }));
+        for before in [plain, copied] {
+            for step in [Step::Copies, Step::Disk, Step::Tree] {
+                assert_eq!(grown(&before, "root", 1 << 30, step), Ok(None), "{step:?}");
+            }
+        }
     }
 
     #[test]
