@@ -75,6 +75,9 @@ operations! {
     /// Of who reads so: extents that somebody waits for. Reply data: their numbers, u64 little-endian, none when nobody
     /// has waited for so long.
     WANTED = 26: repeatable Wanted { for_ms: u64 } -> Empty [TimedOut];
+
+    /// Where the range may hold other than zeros. Reply data: [`Span`]s, in their order, at most [`SPANS_MAX`].
+    TELL_DATA = 27: repeatable TellData { offset: u64, bytes: u64 } -> DataTold [];
 }
 
 replies! {
@@ -85,6 +88,11 @@ replies! {
         flags,
         /// Of the server.
         epoch
+    };
+
+    DataTold {
+        /// What was told reaches so far; there may be more behind.
+        until
     };
 
     Held {

@@ -5,7 +5,7 @@
 use parking_lot::RwLock;
 use rustix::io::Errno;
 
-use crate::store::{BlockStore, STORE_BLOCK_BYTES};
+use crate::store::{BegunRead, BlockStore, STORE_BLOCK_BYTES};
 
 const ZEROS: [u8; STORE_BLOCK_BYTES as usize] = [0; STORE_BLOCK_BYTES as usize];
 
@@ -56,14 +56,13 @@ impl Bytes {
         self.read_part(offset + head + middle, last)
     }
 
-    /// Whether [`Bytes::read_each`] is better than as many threads.
-    pub fn takes_many(&self) -> bool {
-        self.store.takes_many()
+    pub fn begun_bytes_max(&self) -> u32 {
+        self.store.begun_bytes_max()
     }
 
-    /// Whole blocks.
-    pub fn read_each(&self, reads: &mut [(u64, Vec<u8>)]) -> Vec<Result<(), Errno>> {
-        self.store.read_each(reads)
+    /// Of whole blocks.
+    pub fn begin_read(&self, offset: u64, bytes: u32) -> Result<Option<Box<dyn BegunRead>>, Errno> {
+        self.store.begin_read(offset, bytes)
     }
 
     /// Inside one block.
@@ -145,19 +144,22 @@ impl Bytes {
     /// Of a range, one after the other: how many bytes, and whether they may be other than zeros. `most` of them.
     pub fn pieces(&self, offset: u64, bytes: u64, most: usize) -> Vec<(u64, bool)> {
         let (mut at, end) = (offset, offset + bytes);
+        let from = at / STORE_BLOCK_BYTES * STORE_BLOCK_BYTES;
+        let whole = end.next_multiple_of(STORE_BLOCK_BYTES) - from;
+        let (data, until) = self.store.data_in(from, whole, most);
         let mut pieces: Vec<(u64, bool)> = Vec::new();
-        while at < end && pieces.len() < most {
-            let from = at / STORE_BLOCK_BYTES * STORE_BLOCK_BYTES;
-            let (first, last) = self.store.data_from(from).unwrap_or((end, end));
-            let (next, is_data) = if first > at { (first.min(end), false) } else { (last.min(end), true) };
-            if next <= at {
-                // Whoever says nonsense has data.
-                pieces.push((end - at, true));
-                break;
+        let mut put = |to: u64, is_data: bool| {
+            let to = to.min(end);
+            if to > at && pieces.len() < most {
+                pieces.push((to - at, is_data));
+                at = to;
             }
-            pieces.push((next - at, is_data));
-            at = next;
+        };
+        for (first, last) in data {
+            put(first, false);
+            put(last, true);
         }
+        put(until, false);
         pieces
     }
 }
@@ -180,6 +182,19 @@ pub mod tests {
 
     const BLOCK: usize = STORE_BLOCK_BYTES as usize;
 
+    /// It is over as soon as it begins.
+    struct MemoryRead(Result<Vec<u8>, Errno>);
+
+    impl BegunRead for MemoryRead {
+        fn is_done(&self) -> bool {
+            true
+        }
+
+        fn finish(self: Box<Self>, into: &mut [u8]) -> Result<(), Errno> {
+            self.0.map(|data| into.copy_from_slice(&data))
+        }
+    }
+
     impl BlockStore for MemoryStore {
         fn bytes(&self) -> u64 {
             (self.0.lock().len() * BLOCK) as u64
@@ -189,8 +204,14 @@ pub mod tests {
             false
         }
 
-        fn takes_many(&self) -> bool {
-            true
+        fn begun_bytes_max(&self) -> u32 {
+            1 << 20
+        }
+
+        fn begin_read(&self, offset: u64, bytes: u32) -> Result<Option<Box<dyn BegunRead>>, Errno> {
+            let mut data = vec![0; bytes as usize];
+            let read = self.read(offset, &mut data);
+            Ok(Some(Box::new(MemoryRead(read.map(|()| data)))))
         }
 
         fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {

@@ -5,10 +5,13 @@
 //! that is there.
 
 use abi::Endpoint;
-use libvos::{Access, BlockingSession, DiskClient, Durability, Epochs, Identity, Need, PortConnect, SharedPort, Size};
+use abi::limits::TRANSFER_BYTES_MAX;
+use libvos::{
+    Access, BlockingSession, DiskClient, Durability, Epochs, Identity, Need, PortConnect, ReadBegun, SharedPort, Size,
+};
 use rustix::io::Errno;
 
-use crate::store::BlockStore;
+use crate::store::{BegunRead, BlockStore};
 
 /// Transfers of 1 MiB of several clients at a time.
 const SIZE: Size = Size { entries: 256, arena_bytes: 48 << 20 };
@@ -40,6 +43,18 @@ impl DiskStore {
     }
 }
 
+struct DiskRead(ReadBegun);
+
+impl BegunRead for DiskRead {
+    fn is_done(&self) -> bool {
+        self.0.is_done()
+    }
+
+    fn finish(self: Box<Self>, into: &mut [u8]) -> Result<(), Errno> {
+        self.0.finish(into)
+    }
+}
+
 impl BlockStore for DiskStore {
     fn bytes(&self) -> u64 {
         self.bytes
@@ -53,12 +68,13 @@ impl BlockStore for DiskStore {
         self.client.read_into(offset, into)
     }
 
-    fn takes_many(&self) -> bool {
-        true
+    fn begun_bytes_max(&self) -> u32 {
+        TRANSFER_BYTES_MAX
     }
 
-    fn read_each(&self, reads: &mut [(u64, Vec<u8>)]) -> Vec<Result<(), Errno>> {
-        self.client.read_each(reads)
+    fn begin_read(&self, offset: u64, bytes: u32) -> Result<Option<Box<dyn BegunRead>>, Errno> {
+        let begun = self.client.begin_read(offset, bytes)?;
+        Ok(begun.map(|begun| Box::new(DiskRead(begun)) as Box<dyn BegunRead>))
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), Errno> {
@@ -77,8 +93,24 @@ impl BlockStore for DiskStore {
         self.client.allocate(offset, bytes, Need::Users)
     }
 
-    /// The server does not tell where its holes are.
     fn data_from(&self, offset: u64) -> Option<(u64, u64)> {
-        (offset < self.bytes).then_some((offset, self.bytes))
+        let (data, until) = self.data_in(offset, self.bytes.saturating_sub(offset), 1);
+        data.first().copied().or_else(|| (until < self.bytes).then_some((until, self.bytes)))
+    }
+
+    /// A server that does not tell may have data everywhere.
+    fn data_in(&self, offset: u64, bytes: u64, most: usize) -> (Vec<(u64, u64)>, u64) {
+        let end = offset + bytes;
+        match self.client.data_in(offset, bytes) {
+            Ok((mut data, until)) => {
+                let until = data.get(most).map_or(until, |next| next.0);
+                data.truncate(most);
+                (data, until.min(end))
+            }
+            Err(errno) => {
+                tracing::debug!(%errno, "not told where there is data");
+                (vec![(offset, end)], end)
+            }
+        }
     }
 }

@@ -9,6 +9,8 @@
 //! | `store` | what is exported, in whole blocks |
 //! | `bytes` | any range of it |
 //! | `tls` | encryption, for who asks for it |
+//! | `stream` | connections as bytes, encrypted or not |
+//! | `answer_bytes` | bytes for a client, in memory that is used again |
 //! | `server` | connections and their threads |
 //! | `disk` | a container's disk as a store |
 //! | `spawn` | the process `dvs gate nbd` |
@@ -20,6 +22,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
+mod answer_bytes;
 mod bytes;
 mod copier;
 mod disk;
@@ -27,11 +30,13 @@ mod negotiation;
 mod server;
 mod spawn;
 mod store;
+mod stream;
 mod tls;
 mod wire;
 
 pub use copier::main_from_spawn as main_of_copier;
-pub use server::{Exporter, NbdListener};
+pub use server::Exporter;
 pub use spawn::main_from_spawn;
-pub use store::{BlockStore, STORE_BLOCK_BYTES};
+pub use store::{BegunRead, BlockStore, STORE_BLOCK_BYTES};
+pub use stream::NbdListener;
 pub use tls::{TlsError, TlsSettings};

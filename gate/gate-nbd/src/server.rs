@@ -1,16 +1,18 @@
 //! Connections. Each has a thread that reads requests; while one comes at a time it carries them out itself, and hands
 //! them to workers of the connection's own as soon as the client does not wait for one before it asks the next. So a
-//! client that reads no answers keeps nobody else waiting. Short reads that are there together it carries out together,
-//! where the store likes that better.
+//! client that reads no answers keeps nobody else waiting.
+//!
+//! Where the store begins reads and finishes them later, the connection's own thread has many under way: it asks as
+//! requests come, and answers as reads are done, several at a time. What is under way holds memory that all clients of
+//! the store share. So before this thread waits for its client, or for another thread that does, it takes all of it.
 //!
 //! Lock order: `Line::queue` and `Line::writer` are leaves, never held together.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::Scope;
@@ -20,10 +22,12 @@ use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
+use crate::answer_bytes::AnswerBytes;
 use crate::bytes::{Bytes, Holes};
 use crate::negotiation::{Export, Negotiation, NextStep, OPTION_BYTES_MAX, Security};
-use crate::store::{BlockStore, STORE_BLOCK_BYTES};
-use crate::tls::{self, TlsReader, TlsSettings, TlsWriter};
+use crate::store::{BegunRead, BlockStore, STORE_BLOCK_BYTES};
+use crate::stream::{ClientInput, Input, NbdListener, NbdStream, Output};
+use crate::tls::{self, TlsSettings};
 use crate::wire::{
     self, ALLOCATION_ID, Command, FIXED_NEWSTYLE, GREETING, NO_ZEROES, OPTION_MAGIC, REQUEST_BYTES, Reader, STATE_HOLE,
     STATE_ZERO, TRANSFER_BYTES_MAX, TransmissionRequest, chunk, flag,
@@ -37,174 +41,19 @@ const OPTIONS_MAX: usize = 256;
 const WORKERS_MAX: usize = 8;
 const QUEUED_MAX: usize = 128;
 const QUEUED_BYTES_MAX: usize = 64 << 20;
-const INPUT_BYTES: usize = 256 << 10;
-/// A shorter read is not worth the question where there are holes; nor a thread of its own, where others wait with it.
+/// A shorter read is not worth the question where there are holes.
 const HOLES_FROM: u32 = 64 << 10;
-/// Reads that are carried out together: 2 MiB at most.
-const TOGETHER_MAX: usize = 32;
+/// Reads of one connection that are under way, and their bytes.
+const BEGUN_MAX: usize = 64;
+const BEGUN_BYTES_MAX: u64 = 4 << 20;
+/// Of a connection, of writes that are over: their memory is used again.
+const SPARE_MAX: usize = WORKERS_MAX + 1;
+const SPARE_BYTES_MAX: usize = 1 << 20;
+/// A thread that has nothing to do for so long gives memory back.
+const IDLE: Duration = Duration::from_secs(1);
 const PIECES_MAX: usize = 512;
 /// For what is under way when the server ends, and clients that read no answers.
 const END_PATIENCE: Duration = Duration::from_secs(2);
-
-/// Where clients connect.
-pub enum NbdListener {
-    Tcp(TcpListener),
-    Unix(UnixListener, PathBuf),
-}
-
-impl NbdListener {
-    /// # Errors
-    /// The address is taken, or none of this machine's.
-    pub fn tcp(address: SocketAddr) -> io::Result<NbdListener> {
-        Ok(NbdListener::Tcp(TcpListener::bind(address)?))
-    }
-
-    /// The socket is removed in the end.
-    ///
-    /// # Errors
-    /// There is something of this name, or nothing can be made there.
-    pub fn unix(path: &Path) -> io::Result<NbdListener> {
-        Ok(NbdListener::Unix(UnixListener::bind(path)?, path.to_owned()))
-    }
-
-    /// As clients are told it; `is_sealed`: they encrypt.
-    ///
-    /// # Errors
-    /// The kernel does not say where it listens.
-    pub fn uri(&self, export: &str, is_sealed: bool) -> io::Result<String> {
-        let scheme = if is_sealed { "nbds" } else { "nbd" };
-        Ok(match self {
-            NbdListener::Tcp(listener) => format!("{scheme}://{}/{export}", listener.local_addr()?),
-            NbdListener::Unix(_, path) => format!("{scheme}+unix:///{export}?socket={}", path.display()),
-        })
-    }
-
-    fn accept(&self) -> io::Result<NbdStream> {
-        Ok(match self {
-            NbdListener::Tcp(listener) => {
-                let (stream, _) = listener.accept()?;
-                stream.set_nodelay(true)?;
-                // A client that is gone without a word is not waited for for ever.
-                rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
-                NbdStream::Tcp(stream)
-            }
-            NbdListener::Unix(listener, _) => NbdStream::Unix(listener.accept()?.0),
-        })
-    }
-}
-
-impl AsFd for NbdListener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            NbdListener::Tcp(listener) => listener.as_fd(),
-            NbdListener::Unix(listener, _) => listener.as_fd(),
-        }
-    }
-}
-
-impl Drop for NbdListener {
-    fn drop(&mut self) {
-        if let NbdListener::Unix(_, path) = self {
-            // Somebody may have removed it.
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-/// One client's connection.
-pub(crate) enum NbdStream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-impl NbdStream {
-    pub(crate) fn try_clone(&self) -> io::Result<NbdStream> {
-        Ok(match self {
-            NbdStream::Tcp(stream) => NbdStream::Tcp(stream.try_clone()?),
-            NbdStream::Unix(stream) => NbdStream::Unix(stream.try_clone()?),
-        })
-    }
-
-    fn shutdown(&self, how: Shutdown) {
-        // It may be closed already.
-        let _ = match self {
-            NbdStream::Tcp(stream) => stream.shutdown(how),
-            NbdStream::Unix(stream) => stream.shutdown(how),
-        };
-    }
-
-    fn limit(&self, limit: Option<Duration>) -> io::Result<()> {
-        match self {
-            NbdStream::Tcp(stream) => stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit)),
-            NbdStream::Unix(stream) => stream.set_read_timeout(limit).and_then(|()| stream.set_write_timeout(limit)),
-        }
-    }
-}
-
-impl Read for NbdStream {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        match self {
-            NbdStream::Tcp(stream) => stream.read(into),
-            NbdStream::Unix(stream) => stream.read(into),
-        }
-    }
-}
-
-impl Write for NbdStream {
-    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        match self {
-            NbdStream::Tcp(stream) => stream.write(from),
-            NbdStream::Unix(stream) => stream.write(from),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// What a client says.
-enum Input {
-    Plain(NbdStream),
-    Sealed(TlsReader),
-}
-
-impl Read for Input {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Input::Plain(stream) => stream.read(into),
-            Input::Sealed(reader) => reader.read(into),
-        }
-    }
-}
-
-/// What it is told.
-enum Output {
-    Plain(NbdStream),
-    Sealed(TlsWriter),
-}
-
-impl Output {
-    fn with_socket<T>(&self, use_it: impl FnOnce(&NbdStream) -> T) -> T {
-        match self {
-            Output::Plain(stream) => use_it(stream),
-            Output::Sealed(writer) => writer.with_socket(use_it),
-        }
-    }
-}
-
-impl Write for Output {
-    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        match self {
-            Output::Plain(stream) => stream.write(from),
-            Output::Sealed(writer) => writer.write(from),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// Exports, and those who are connected to them.
 #[derive(Default)]
@@ -337,7 +186,7 @@ impl Exporter {
 
     /// `None`: the client wants no export.
     fn negotiate(&self, stream: NbdStream) -> io::Result<Option<Agreed<'_>>> {
-        let mut input = BufReader::with_capacity(INPUT_BYTES, Input::Plain(stream.try_clone()?));
+        let mut input = ClientInput::new(Input::Plain(stream.try_clone()?));
         let mut output = Output::Plain(stream);
         output.write_all(&[&GREETING[..], &(FIXED_NEWSTYLE | NO_ZEROES).to_be_bytes()].concat())?;
         let until = Instant::now() + NEGOTIATION_LIMIT;
@@ -374,11 +223,11 @@ impl Exporter {
                 (NextStep::StartTls, Some(settings)) => {
                     let Output::Plain(stream) = output else { return Err(strange("encryption inside of encryption")) };
                     // Somebody on the way could have put it there, to be taken for what the client says encrypted.
-                    if !input.buffer().is_empty() {
+                    if !input.ahead().is_empty() {
                         return Err(strange("something behind STARTTLS that is not encrypted"));
                     }
                     let (reader, writer) = tls::seal(settings, stream)?;
-                    input = BufReader::with_capacity(INPUT_BYTES, Input::Sealed(reader));
+                    input = ClientInput::new(Input::Sealed(reader));
                     output = Output::Sealed(writer);
                     negotiation = Negotiation::new(&self.exports, flags, Security::Sealed);
                 }
@@ -399,6 +248,13 @@ fn strange(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
+fn write(writer: &mut Output, bytes: &[u8]) {
+    if writer.write_all(bytes).is_err() {
+        // Whoever reads learns it.
+        writer.with_socket(|socket| socket.shutdown(Shutdown::Both));
+    }
+}
+
 fn read_array<const N: usize>(input: &mut impl Read) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     input.read_exact(&mut bytes)?;
@@ -410,7 +266,7 @@ struct Agreed<'a> {
     export: &'a Export,
     store: &'a Bytes,
     form: Form,
-    input: BufReader<Input>,
+    input: ClientInput,
     output: Output,
 }
 
@@ -435,6 +291,8 @@ struct Line<'a> {
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Job>,
+    /// Memory of earlier writes.
+    spare: Vec<Vec<u8>>,
     /// Of those that wait or are carried out.
     bytes: usize,
     busy: usize,
@@ -457,22 +315,86 @@ impl Job {
     }
 }
 
+impl Queue {
+    fn keep(&mut self, data: Vec<u8>) {
+        if (1..=SPARE_BYTES_MAX).contains(&data.capacity()) && self.spare.len() < SPARE_MAX {
+            self.spare.push(data);
+        }
+    }
+}
+
+/// Reads that were begun and are not answered, in their order.
+#[derive(Default)]
+struct Begun {
+    reads: VecDeque<(TransmissionRequest, Box<dyn BegunRead>)>,
+    bytes: u64,
+}
+
+impl Begun {
+    fn is_empty(&self) -> bool {
+        self.reads.is_empty()
+    }
+
+    fn has_room(&self, bytes: u32) -> bool {
+        self.is_empty() || self.reads.len() < BEGUN_MAX && self.bytes + u64::from(bytes) <= BEGUN_BYTES_MAX
+    }
+
+    fn is_oldest_done(&self) -> bool {
+        self.reads.front().is_some_and(|(_, read)| read.is_done())
+    }
+
+    fn push(&mut self, request: TransmissionRequest, read: Box<dyn BegunRead>) {
+        self.bytes += u64::from(request.bytes);
+        self.reads.push_back((request, read));
+    }
+
+    fn pop(&mut self) -> Option<(TransmissionRequest, Box<dyn BegunRead>)> {
+        let oldest = self.reads.pop_front()?;
+        self.bytes -= u64::from(oldest.0.bytes);
+        Some(oldest)
+    }
+}
+
 /// Where the bytes of a read come from.
 type Reading<'a> = &'a mut dyn FnMut(u64, &mut [u8]) -> Result<(), Errno>;
 
 impl<'a> Line<'a> {
-    /// Until the client ends the connection, or breaks the protocol.
+    /// Until the client ends the connection, or breaks the protocol; what it asked before is answered.
     fn read_requests<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
-        input: &mut BufReader<Input>,
+        input: &mut ClientInput,
+    ) -> io::Result<()> {
+        let mut begun = Begun::default();
+        let mut out = AnswerBytes::default();
+        let done = self.hear(scope, input, &mut begun, &mut out);
+        self.finish_all(&mut begun, &mut out);
+        self.say(&mut out);
+        done
+    }
+
+    fn hear<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        input: &mut ClientInput,
+        begun: &mut Begun,
+        out: &mut AnswerBytes,
     ) -> io::Result<()> {
         loop {
+            while !begun.is_empty() && !input.has_request() {
+                self.answer_some(begun, out);
+            }
+            if out.is_large() && input.is_quiet_for(IDLE) {
+                out.give_back();
+            }
             let head: [u8; REQUEST_BYTES] = match read_array(input) {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
                 head => head?,
             };
             let request = TransmissionRequest::parse(&head).ok_or_else(|| strange("no request where one is due"))?;
+            if self.may_begin(&request) && self.begin(&request, begun, out) {
+                continue;
+            }
             let mut data = Vec::new();
             match request.command {
                 Command::Disconnect => return Ok(()),
@@ -480,66 +402,86 @@ impl<'a> Line<'a> {
                     return Err(strange("a write that is too long"));
                 }
                 Command::Write => {
+                    data = self.queue.lock().spare.pop().unwrap_or_default();
                     data.resize(request.bytes as usize, 0);
                     input.read_exact(&mut data)?;
                 }
                 _ => {}
             }
-            let together = self.short_reads(&request, input);
-            if together.len() > 1 {
-                self.carry_out_together(&together);
-                continue;
-            }
             let job = Job { request, data };
-            if input.buffer().is_empty() && self.is_idle() {
-                self.carry_out(&job);
+            if begun.is_empty() && input.ahead().is_empty() && self.is_idle() {
+                self.carry_out(&job, out);
+                self.queue.lock().keep(job.data);
             } else {
                 self.queue(scope, job);
             }
         }
     }
 
-    /// A short read, and those that have come with it.
-    fn short_reads(&self, first: &TransmissionRequest, input: &mut BufReader<Input>) -> Vec<TransmissionRequest> {
-        let is_short = |request: &TransmissionRequest| {
-            let Ok(block) = u32::try_from(STORE_BLOCK_BYTES) else { return false };
-            let is_whole = request.bytes.is_multiple_of(block) && request.offset.is_multiple_of(STORE_BLOCK_BYTES);
-            request.command == Command::Read && is_whole && (1..HOLES_FROM).contains(&request.bytes)
+    /// Whether it is a read that the store begins and finishes later.
+    fn may_begin(&self, request: &TransmissionRequest) -> bool {
+        let is_whole = || {
+            u64::from(request.bytes).is_multiple_of(STORE_BLOCK_BYTES)
+                && request.offset.is_multiple_of(STORE_BLOCK_BYTES)
         };
-        let mut found = Vec::new();
-        if !self.store.takes_many() || !is_short(first) {
-            return found;
-        }
-        found.push(*first);
-        while found.len() < TOGETHER_MAX {
-            let head = input.buffer().first_chunk::<REQUEST_BYTES>();
-            let Some(next) = head.and_then(TransmissionRequest::parse).filter(is_short) else { break };
-            input.consume(REQUEST_BYTES);
-            found.push(next);
-        }
-        found
+        request.command == Command::Read
+            && (1..=self.store.begun_bytes_max()).contains(&request.bytes)
+            && is_whole()
+            && self.check(request).is_ok()
     }
 
-    fn carry_out_together(&self, requests: &[TransmissionRequest]) {
-        let allowed = requests.iter().filter(|request| self.check(request).is_ok());
-        let mut reads: Vec<_> = allowed.map(|request| (request.offset, vec![0; request.bytes as usize])).collect();
-        let results = self.store.read_each(&mut reads);
-        let mut done = reads.iter().zip(results);
-        let mut answers = Vec::new();
-        for request in requests {
-            let job = Job { request: *request, data: Vec::new() };
-            // It is asked for at most once for each, and not for those that are not allowed.
-            let answer = self.answer(&job, &mut |_, into| match done.next() {
-                Some(((_, data), Ok(()))) => {
-                    into.copy_from_slice(data.get(..into.len()).ok_or(Errno::INVAL)?);
-                    Ok(())
-                }
-                Some((_, Err(errno))) => Err(errno),
-                None => Err(Errno::INVAL),
-            });
-            answers.extend_from_slice(&answer);
+    /// `false`: it is to be carried out as others are.
+    fn begin(&self, request: &TransmissionRequest, begun: &mut Begun, out: &mut AnswerBytes) -> bool {
+        while !begun.has_room(request.bytes) {
+            self.answer_some(begun, out);
         }
-        self.say(&answers);
+        loop {
+            match self.store.begin_read(request.offset, request.bytes) {
+                Ok(Some(read)) => {
+                    begun.push(*request, read);
+                    return true;
+                }
+                // Others have the room.
+                Ok(None) if !begun.is_empty() => self.answer_some(begun, out),
+                Ok(None) | Err(_) => return false,
+            }
+        }
+    }
+
+    /// The oldest read that is under way, and what was done meanwhile.
+    fn answer_some(&self, begun: &mut Begun, out: &mut AnswerBytes) {
+        self.finish_oldest(begun, out);
+        while begun.is_oldest_done() {
+            self.finish_oldest(begun, out);
+        }
+        let mut writer = match self.writer.try_lock() {
+            Some(writer) => writer,
+            None => {
+                self.finish_all(begun, out);
+                self.writer.lock()
+            }
+        };
+        let said = writer.write_now(out.bytes());
+        if said < out.len() {
+            self.finish_all(begun, out);
+            write(&mut writer, out.bytes().get(said..).unwrap_or_default());
+        }
+        out.clear();
+    }
+
+    fn finish_all(&self, begun: &mut Begun, out: &mut AnswerBytes) {
+        while !begun.is_empty() {
+            self.finish_oldest(begun, out);
+        }
+    }
+
+    fn finish_oldest(&self, begun: &mut Begun, out: &mut AnswerBytes) {
+        let Some((request, read)) = begun.pop() else { return };
+        let mut read = Some(read);
+        // It is asked for once.
+        self.answer(&Job { request, data: Vec::new() }, out, &mut |_, into| {
+            read.take().ok_or(Errno::INVAL)?.finish(into)
+        });
     }
 
     fn is_idle(&self) -> bool {
@@ -566,75 +508,78 @@ impl<'a> Line<'a> {
         let job = queue.waiting.pop_front();
         drop(queue);
         if let Some(job) = job {
-            self.carry_out(&job);
+            self.carry_out(&job, &mut AnswerBytes::default());
             self.queue.lock().bytes -= job.bytes();
         }
     }
 
     fn work(&self) {
+        let mut out = AnswerBytes::default();
         let mut queue = self.queue.lock();
         loop {
             let Some(job) = queue.waiting.pop_front() else {
                 if queue.is_over {
                     return;
                 }
-                self.more.wait(&mut queue);
+                if !out.is_large() && queue.spare.is_empty() {
+                    self.more.wait(&mut queue);
+                } else if self.more.wait_for(&mut queue, IDLE).timed_out() {
+                    queue.spare = Vec::new();
+                    out.give_back();
+                }
                 continue;
             };
             queue.busy += 1;
             drop(queue);
-            self.carry_out(&job);
+            self.carry_out(&job, &mut out);
             queue = self.queue.lock();
             queue.busy -= 1;
             queue.bytes -= job.bytes();
+            queue.keep(job.data);
             self.room.notify_one();
         }
     }
 
-    fn carry_out(&self, job: &Job) {
-        self.say(&self.answer(job, &mut |offset, into| self.store.read(offset, into)));
+    fn carry_out(&self, job: &Job, out: &mut AnswerBytes) {
+        self.answer(job, out, &mut |offset, into| self.store.read(offset, into));
+        self.say(out);
     }
 
-    fn say(&self, answer: &[u8]) {
-        let mut writer = self.writer.lock();
-        if writer.write_all(answer).is_err() {
-            // Whoever reads learns it.
-            writer.with_socket(|socket| socket.shutdown(Shutdown::Both));
-        }
+    fn say(&self, out: &mut AnswerBytes) {
+        write(&mut self.writer.lock(), out.bytes());
+        out.clear();
     }
 
-    fn answer(&self, job: &Job, read: Reading<'_>) -> Vec<u8> {
+    /// Behind what is there.
+    fn answer(&self, job: &Job, answer: &mut AnswerBytes, read: Reading<'_>) {
         let request = job.request;
         let is_in_chunks = match request.command {
             Command::Read => self.agreed.is_structured,
             Command::BlockStatus => self.agreed.tells_allocation,
             _ => false,
         };
-        let mut answer = Vec::new();
+        let before = answer.len();
         let done = self.check(&request).and_then(|()| match request.command {
-            Command::Read if is_in_chunks => self.read_chunks(&request, &mut answer, read),
+            Command::Read if is_in_chunks => self.read_chunks(&request, answer, read),
             Command::Read => {
-                wire::put_simple_reply(&mut answer, request.cookie, 0);
-                let head = answer.len();
-                answer.resize(head + request.bytes as usize, 0);
-                read(request.offset, answer.get_mut(head..).unwrap_or_default())
+                wire::put_simple_reply(answer, request.cookie, 0);
+                read(request.offset, answer.room(request.bytes as usize))
             }
-            Command::BlockStatus => self.block_status(&request, &mut answer),
-            _ => self.change(job).map(|()| wire::put_simple_reply(&mut answer, request.cookie, 0)),
+            Command::BlockStatus => self.block_status(&request, answer),
+            _ => self.change(job).map(|()| wire::put_simple_reply(answer, request.cookie, 0)),
         });
         if let Err(errno) = done {
             let number = wire::error_number(errno);
             // Chunks that were made are good; of a simple reply nothing is.
             if is_in_chunks {
-                wire::put_chunk(&mut answer, request.cookie, (chunk::DONE, chunk::ERROR), 6);
-                answer.extend_from_slice(&number.to_be_bytes());
-                answer.extend_from_slice(&0_u16.to_be_bytes());
+                wire::put_chunk(answer, request.cookie, (chunk::DONE, chunk::ERROR), 6);
+                answer.put(&number.to_be_bytes());
+                answer.put(&0_u16.to_be_bytes());
             } else {
-                answer.clear();
-                wire::put_simple_reply(&mut answer, request.cookie, number);
+                answer.cut(before);
+                wire::put_simple_reply(answer, request.cookie, number);
             }
         }
-        answer
     }
 
     fn check(&self, request: &TransmissionRequest) -> Result<(), Errno> {
@@ -666,13 +611,19 @@ impl<'a> Line<'a> {
         }
     }
 
-    fn read_chunks(&self, request: &TransmissionRequest, answer: &mut Vec<u8>, read: Reading<'_>) -> Result<(), Errno> {
+    fn read_chunks(
+        &self,
+        request: &TransmissionRequest,
+        answer: &mut AnswerBytes,
+        read: Reading<'_>,
+    ) -> Result<(), Errno> {
         if request.bytes == 0 {
             wire::put_chunk(answer, request.cookie, (chunk::DONE, chunk::NONE), 0);
             return Ok(());
         }
         let whole = || vec![(u64::from(request.bytes), true)];
-        let may_be_cut = request.flags & flag::DF == 0 && request.bytes >= HOLES_FROM;
+        let is_begun = self.store.begun_bytes_max() > 0;
+        let may_be_cut = request.flags & flag::DF == 0 && request.bytes >= HOLES_FROM && !is_begun;
         let pieces = match may_be_cut {
             true => self.store.pieces(request.offset, request.bytes.into(), PIECES_MAX),
             false => whole(),
@@ -686,30 +637,28 @@ impl<'a> Line<'a> {
             let before = answer.len();
             if is_data {
                 wire::put_chunk(answer, request.cookie, (done, chunk::OFFSET_DATA), 8 + bytes as u32);
-                answer.extend_from_slice(&at.to_be_bytes());
-                let head = answer.len();
-                answer.resize(head + bytes as usize, 0);
-                let done = read(at, answer.get_mut(head..).unwrap_or_default());
-                done.inspect_err(|_| answer.truncate(before))?;
+                answer.put(&at.to_be_bytes());
+                let done = read(at, answer.room(bytes as usize));
+                done.inspect_err(|_| answer.cut(before))?;
             } else {
                 wire::put_chunk(answer, request.cookie, (done, chunk::OFFSET_HOLE), 12);
-                answer.extend_from_slice(&at.to_be_bytes());
-                answer.extend_from_slice(&(bytes as u32).to_be_bytes());
+                answer.put(&at.to_be_bytes());
+                answer.put(&(bytes as u32).to_be_bytes());
             }
             at += bytes;
         }
         Ok(())
     }
 
-    fn block_status(&self, request: &TransmissionRequest, answer: &mut Vec<u8>) -> Result<(), Errno> {
+    fn block_status(&self, request: &TransmissionRequest, answer: &mut AnswerBytes) -> Result<(), Errno> {
         let most = if request.flags & flag::REQ_ONE == 0 { PIECES_MAX } else { 1 };
         let pieces = self.store.pieces(request.offset, request.bytes.into(), most);
         wire::put_chunk(answer, request.cookie, (chunk::DONE, chunk::BLOCK_STATUS), 4 + 8 * pieces.len() as u32);
-        answer.extend_from_slice(&ALLOCATION_ID.to_be_bytes());
+        answer.put(&ALLOCATION_ID.to_be_bytes());
         for (bytes, is_data) in pieces {
             let state = if is_data { 0 } else { STATE_HOLE | STATE_ZERO };
-            answer.extend_from_slice(&(bytes as u32).to_be_bytes());
-            answer.extend_from_slice(&state.to_be_bytes());
+            answer.put(&(bytes as u32).to_be_bytes());
+            answer.put(&state.to_be_bytes());
         }
         Ok(())
     }
@@ -733,7 +682,8 @@ impl<'a> Line<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::OwnedFd;
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::path::PathBuf;
     use std::thread::JoinHandle;
 
     use super::*;

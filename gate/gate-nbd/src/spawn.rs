@@ -17,7 +17,8 @@ use sys::harden::{Identity, give_up_privileges, restrict_system_calls};
 use sys::spawn::{Spawn, SpawnError};
 
 use crate::disk::DiskStore;
-use crate::server::{Exporter, NbdListener};
+use crate::server::Exporter;
+use crate::stream::NbdListener;
 use crate::tls::TlsSettings;
 
 const NAME: &str = "nbd";

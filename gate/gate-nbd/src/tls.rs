@@ -15,7 +15,7 @@ use rustls::{RootCertStore, ServerConfig, ServerConnection};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
-use crate::server::NbdStream;
+use crate::stream::NbdStream;
 
 /// Files of the directory, as other programs that speak NBD call them.
 const AUTHORITY: &str = "ca-cert.pem";
@@ -121,6 +121,12 @@ pub(crate) struct TlsReader {
     bytes: Box<[u8]>,
     at: usize,
     end: usize,
+}
+
+impl TlsReader {
+    pub(crate) fn socket(&self) -> &NbdStream {
+        &self.socket
+    }
 }
 
 impl Read for TlsReader {

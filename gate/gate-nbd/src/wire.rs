@@ -2,6 +2,8 @@
 
 use rustix::io::Errno;
 
+use crate::answer_bytes::AnswerBytes;
+
 /// `NBDMAGIC`, `IHAVEOPT`.
 pub const GREETING: [u8; 16] = *b"NBDMAGICIHAVEOPT";
 pub const OPTION_MAGIC: u64 = u64::from_be_bytes(*b"IHAVEOPT");
@@ -169,19 +171,19 @@ pub fn put_option_reply(into: &mut Vec<u8>, option: u32, kind: u32, data: &[u8])
 }
 
 /// Followed by the data of a read that succeeded.
-pub fn put_simple_reply(into: &mut Vec<u8>, cookie: u64, error: u32) {
-    into.extend_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
-    into.extend_from_slice(&error.to_be_bytes());
-    into.extend_from_slice(&cookie.to_be_bytes());
+pub fn put_simple_reply(into: &mut AnswerBytes, cookie: u64, error: u32) {
+    into.put(&SIMPLE_REPLY_MAGIC.to_be_bytes());
+    into.put(&error.to_be_bytes());
+    into.put(&cookie.to_be_bytes());
 }
 
 /// Followed by `bytes`.
-pub fn put_chunk(into: &mut Vec<u8>, cookie: u64, (flags, kind): (u16, u16), bytes: u32) {
-    into.extend_from_slice(&CHUNK_MAGIC.to_be_bytes());
-    into.extend_from_slice(&flags.to_be_bytes());
-    into.extend_from_slice(&kind.to_be_bytes());
-    into.extend_from_slice(&cookie.to_be_bytes());
-    into.extend_from_slice(&bytes.to_be_bytes());
+pub fn put_chunk(into: &mut AnswerBytes, cookie: u64, (flags, kind): (u16, u16), bytes: u32) {
+    into.put(&CHUNK_MAGIC.to_be_bytes());
+    into.put(&flags.to_be_bytes());
+    into.put(&kind.to_be_bytes());
+    into.put(&cookie.to_be_bytes());
+    into.put(&bytes.to_be_bytes());
 }
 
 /// The protocol's number.
@@ -222,11 +224,11 @@ mod tests {
 
     #[test]
     fn replies_have_the_layout_of_the_protocol() {
-        let mut bytes = Vec::new();
+        let mut bytes = AnswerBytes::default();
         put_simple_reply(&mut bytes, 9, 28);
-        assert_eq!(bytes, [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 28, 0, 0, 0, 0, 0, 0, 0, 9]);
+        assert_eq!(bytes.bytes(), [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 28, 0, 0, 0, 0, 0, 0, 0, 9]);
         bytes.clear();
         put_chunk(&mut bytes, 9, (chunk::DONE, chunk::OFFSET_DATA), 8);
-        assert_eq!(bytes, [0x66, 0x8e, 0x33, 0xef, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 8]);
+        assert_eq!(bytes.bytes(), [0x66, 0x8e, 0x33, 0xef, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 8]);
     }
 }

@@ -69,6 +69,26 @@ impl Volume {
         self.medium.data_from(offset)
     }
 
+    /// Where a range may hold other than zeros, in whole blocks, `most` pieces of it; and how far that reaches.
+    pub fn data_in(&self, offset: u64, bytes: u64, most: usize) -> Result<(Vec<Span>, u64), Errno> {
+        self.check_range(offset, bytes)?;
+        let (block, end) = (u64::from(BLOCK_BYTES), offset + bytes);
+        let (mut found, mut at) = (Vec::new(), offset);
+        while at < end && found.len() < most {
+            let Some((first, last)) = self.medium.data_from(at).filter(|data| data.0 < end) else {
+                return Ok((found, end));
+            };
+            // What the host says is in its own blocks.
+            let (first, last) = ((first / block * block).max(at), last.next_multiple_of(block).min(end));
+            if last <= first {
+                return Err(Errno::IO);
+            }
+            found.push(Span { offset: first.into(), bytes: (last - first).into() });
+            at = last;
+        }
+        Ok((found, at.max(offset)))
+    }
+
     /// Reads a range from the medium, whatever is in memory.
     pub fn read_medium(&self, offset: u64, bytes: u64, into: &dyn Bulk) -> Result<u32, Errno> {
         self.check_range(offset, bytes)?;
@@ -253,6 +273,25 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn data_is_told_in_whole_blocks_and_as_far_as_was_asked() {
+        let volume = Volume::new(image(Access::ReadWrite));
+        [3, 4, 9].iter().for_each(|at| write(&volume, at * 4096, &[1; BLOCK]).expect("write"));
+        let told = |from: u64, count: u64, most| {
+            let (spans, until) = volume.data_in(from * 4096, count * 4096, most).expect("a range");
+            let spans = spans.iter().map(|span| (span.offset.get() / 4096, span.bytes.get() / 4096));
+            (spans.collect::<Vec<_>>(), until / 4096)
+        };
+        let all = told(0, 16, 9);
+        // A file system may tell more than was written, and never less.
+        let has = |at: u64| all.0.iter().any(|span| (span.0..span.0 + span.1).contains(&at));
+        assert!(all.1 == 16 && [3, 4, 9].into_iter().all(has), "{all:?}");
+        assert_eq!(told(4, 1, 9), (vec![(4, 1)], 5));
+        let one = told(3, 13, 1);
+        assert!(one.0.len() == 1 && one.1 == one.0[0].0 + one.0[0].1, "{one:?}");
+        assert_eq!(volume.data_in(0, 17 * 4096, 9).err(), Some(Errno::INVAL));
     }
 
     #[test]

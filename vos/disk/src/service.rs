@@ -18,9 +18,11 @@ use disk_core::{Access, Bulk, Durability, Volume};
 use parking_lot::Mutex;
 use replica_core::lease::TERM_MS;
 use rustix::io::Errno;
-use vos_api::disk::{BLOCK_BYTES, Held, READ_ONLY, Read, Request as Ask, SPANS_MAX, Span, VolumeInfo, Write};
+use vos_api::disk::{
+    BLOCK_BYTES, DataTold, Held, READ_ONLY, Read, Request as Ask, SPANS_MAX, Span, TellData, VolumeInfo, Write,
+};
 use vos_rt::{ClientId, Hello, HelloReply, PoolError, Request, Service, WorkerPool};
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::entrance::Entrance;
 use crate::moment::Entered;
@@ -161,6 +163,14 @@ impl Disk {
             Ask::Allocate(it) => {
                 self.spawn(request, ticket, move |volume, _| volume.allocate(it.offset, it.bytes, it.need).map(|()| 0));
             }
+            Ask::TellData(it) => {
+                let volume = Arc::clone(&self.volume);
+                self.run(move || {
+                    ticket.wait();
+                    tell_data(&volume, request, it);
+                    drop(ticket);
+                });
+            }
             // There is one.
             Ask::ReadOther(_) => request.fail(Errno::NXIO),
             Ask::Flush(_) => self.flush(request),
@@ -199,6 +209,19 @@ fn read_spans(volume: &Volume, request: &Request) -> Result<u32, Errno> {
     let data = request.data();
     let spans = <[Span]>::ref_from_bytes(&data).map_err(|_| Errno::INVAL)?;
     volume.read_spans(spans, &Arena(request))
+}
+
+/// Where there is data, as far as the client has room for it.
+pub(crate) fn tell_data(volume: &Volume, request: Request, TellData { offset, bytes }: TellData) {
+    let most = (request.in_capacity() as usize / size_of::<Span>()).min(SPANS_MAX);
+    let told = volume.data_in(offset, bytes, most).and_then(|(spans, until)| {
+        request.put(0, spans.as_bytes())?;
+        Ok((DataTold { until }, size_of_val(&spans[..]) as u32))
+    });
+    match told {
+        Ok((told, bytes)) => request.reply(told, bytes),
+        Err(errno) => request.fail(errno),
+    }
 }
 
 fn answer(request: Request, result: Result<u32, Errno>) {

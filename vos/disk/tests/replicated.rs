@@ -3,9 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -46,6 +49,19 @@ fn main() -> std::process::ExitCode {
                 "owner_whose_successor_came_meanwhile_is_not_told_that_it_holds_the_volume",
                 owner_whose_successor_came_meanwhile_is_not_told_that_it_holds_the_volume,
             ),
+            (
+                "owner_who_was_replaced_is_refused_by_a_disk_that_came_from_elsewhere",
+                owner_who_was_replaced_is_refused_by_a_disk_that_came_from_elsewhere,
+            ),
+            (
+                "write_that_the_own_copy_has_no_room_for_is_refused_and_all_copies_stay_equal",
+                write_that_the_own_copy_has_no_room_for_is_refused_and_all_copies_stay_equal,
+            ),
+            (
+                "copy_that_has_no_room_is_left_behind_and_comes_back_with_it",
+                copy_that_has_no_room_is_left_behind_and_comes_back_with_it,
+            ),
+            ("disk_tells_where_it_has_data", disk_tells_where_it_has_data),
             ("copies_come_and_go_while_the_disk_serves", copies_come_and_go_while_the_disk_serves),
             (
                 "copies_are_compared_and_what_differs_becomes_what_the_primary_has",
@@ -177,10 +193,16 @@ fn open(file: &tempfile::NamedTempFile) -> OwnedFd {
 
 impl Set {
     fn new(copies: usize) -> Set {
-        let file = |_| tempfile::NamedTempFile::new().expect("temporary file");
-        let images: Vec<_> = (0..copies).map(file).collect();
+        Set::in_places(&vec![std::env::temp_dir(); copies])
+    }
+
+    /// Where each image lies.
+    fn in_places(places: &[PathBuf]) -> Set {
+        let images: Vec<_> =
+            places.iter().map(|place| tempfile::NamedTempFile::new_in(place).expect("temporary file")).collect();
         images.iter().for_each(|image| image.as_file().set_len(BLOCKS * BLOCK as u64).expect("size"));
-        Set { world: World::new(), engine: Arc::default(), images, kept: (0..copies).map(file).collect() }
+        let kept = places.iter().map(|_| tempfile::NamedTempFile::new().expect("temporary file")).collect();
+        Set { world: World::new(), engine: Arc::default(), images, kept }
     }
 
     fn copy(&self, number: usize) -> Process {
@@ -240,6 +262,41 @@ impl Set {
             let differ = (0..BLOCKS as usize).find(|at| first[at * BLOCK..][..BLOCK] != other[at * BLOCK..][..BLOCK]);
             assert_eq!(differ, None, "copy {number} differs from the first");
         }
+    }
+}
+
+/// A file system that has no room for a whole image.
+struct SmallFileSystem(tempfile::TempDir);
+
+impl SmallFileSystem {
+    /// `None`: only root may mount.
+    fn new() -> Option<SmallFileSystem> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=4M", "small"]).arg(dir.path()).status();
+        if !mount.is_ok_and(|status| status.success()) {
+            eprintln!("SKIPPED: needs to mount a file system");
+            return None;
+        }
+        Some(SmallFileSystem(dir))
+    }
+
+    fn place(&self) -> PathBuf {
+        self.0.path().to_owned()
+    }
+
+    fn fill(&self) {
+        let mut filler = File::create(self.0.path().join("filler")).expect("a file");
+        while filler.write(&[1; BLOCK]).is_ok_and(|written| written > 0) {}
+    }
+
+    fn make_room(&self) {
+        std::fs::remove_file(self.0.path().join("filler")).expect("it is there");
+    }
+}
+
+impl Drop for SmallFileSystem {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
     }
 }
 
@@ -385,6 +442,105 @@ fn owner_whose_successor_came_meanwhile_is_not_told_that_it_holds_the_volume() {
         assert_eq!(waiting.join().expect("no panic"), Err(Errno::STALE));
         assert!(second.hold().is_ok_and(|hold| hold <= LEASE));
     });
+}
+
+fn owner_who_was_replaced_is_refused_by_a_disk_that_came_from_elsewhere() {
+    let set = Set::new(2);
+    let _copies = [set.copy(0), set.copy(1)];
+    let fences = [(); 2].map(|()| tempfile::NamedTempFile::new().expect("temporary file"));
+    let disk = |own: usize, owner_epoch: u32| {
+        let mut program = set.program(own);
+        program.options["owner"] = json!(Endpoint::NBD.number());
+        program.options["owner_epoch"] = json!(owner_epoch);
+        program.fds.push(("fence", open(&fences[own])));
+        set.world.start(program)
+    };
+    let first = disk(0, 1);
+    // A gate is not told where the disk stands.
+    let gate = |own: u32| {
+        let port = set.world.port(Endpoint::NBD, own.into());
+        DiskClient::new(set.world.blocking_as(port, Endpoint::DISK, SIZE, Epochs { server: 0, own }))
+    };
+    let write = |gate: &DiskClient, version| gate.write(0, &block(0, version), Durability::Server);
+    assert_eq!(write(&gate(1), 1), Ok(()));
+    assert_eq!(write(&gate(2), 2), Ok(()));
+    set.await_all_current();
+    first.kill();
+    set.engine.place_at(1);
+    let _second = disk(1, 2);
+    // It comes first.
+    assert_eq!(write(&gate(1), 3), Err(Errno::STALE));
+    let successor = gate(2);
+    assert_eq!(successor.read(0, BLOCK), Ok(block(0, 2)));
+    assert_eq!(write(&successor, 4), Ok(()));
+}
+
+fn write_that_the_own_copy_has_no_room_for_is_refused_and_all_copies_stay_equal() {
+    let Some(small) = SmallFileSystem::new() else { return };
+    let set = Set::in_places(&[small.place(), std::env::temp_dir()]);
+    let _copies = [set.copy(0), set.copy(1)];
+    let _disk = set.disk(0);
+    let client = set.client();
+    client.write(0, &block(0, 1), Durability::Server).expect("written");
+    set.await_all_current();
+    small.fill();
+    let many: Vec<u8> = (0..256).flat_map(|index| block(index, 2)).collect();
+    for durability in [Durability::Server, Durability::Power] {
+        // What has its place is written, and the rest of a write that is partly there is not.
+        client.write(0, &block(0, 3), durability).expect("it has its place");
+        assert_eq!(client.write(100 * BLOCK as u64, &block(100, 2), durability), Err(Errno::NOSPC));
+        assert_eq!(client.write(512 * BLOCK as u64, &many, durability), Err(Errno::NOSPC));
+        set.assert_equal();
+    }
+    assert_eq!(set.engine.record().expect("it is there").current().count(), 2, "nobody is left behind");
+    assert_eq!(client.read(0, 101 * BLOCK).expect("read")[..8], block(0, 3)[..8]);
+    small.make_room();
+    client.write(512 * BLOCK as u64, &many, Durability::Power).expect("written");
+    assert_eq!(client.read(512 * BLOCK as u64, many.len()).expect("read"), many);
+    set.assert_equal();
+}
+
+fn copy_that_has_no_room_is_left_behind_and_comes_back_with_it() {
+    let Some(small) = SmallFileSystem::new() else { return };
+    let set = Set::in_places(&[std::env::temp_dir(), small.place()]);
+    let _copies = [set.copy(0), set.copy(1)];
+    let _disk = set.disk(0);
+    let client = set.client();
+    client.write(0, &block(0, 1), Durability::Server).expect("written");
+    set.await_all_current();
+    small.fill();
+    let begun = Instant::now();
+    client.write(100 * BLOCK as u64, &block(100, 1), Durability::Power).expect("written on one copy");
+    set.await_record("alone", |record| !record.is_current(Replica(1)));
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    // It is tried again and again, and nobody waits for it.
+    for index in 0..200 {
+        let begun = Instant::now();
+        client.write((200 + index) * BLOCK as u64, &block(index, 1), Durability::Server).expect("written");
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(!set.engine.record().expect("it is there").is_current(Replica(1)));
+    small.make_room();
+    set.await_all_current();
+    set.assert_equal();
+}
+
+fn disk_tells_where_it_has_data() {
+    let set = Set::new(1);
+    let _copy = set.copy(0);
+    let _disk = set.disk(0);
+    let client = set.client();
+    let at = |block: u64| block * BLOCK as u64;
+    for block_number in [300, 1024, 2047] {
+        client.write(at(block_number), &block(block_number, 1), Durability::Server).expect("written");
+    }
+    let (data, until) = client.data_in(0, at(BLOCKS)).expect("told");
+    let has = |block: u64| data.iter().any(|data| (data.0..data.1).contains(&at(block)));
+    assert!(until == at(BLOCKS) && [300, 1024, 2047].into_iter().all(has), "{data:?}");
+    assert!(![0, 600, 1700].into_iter().any(has), "{data:?}");
+    assert_eq!(client.data_in(at(1024), at(1)), Ok((vec![(at(1024), at(1025))], at(1025))));
+    assert_eq!(client.data_in(at(BLOCKS), at(1)).err(), Some(Errno::INVAL));
 }
 
 fn copies_come_and_go_while_the_disk_serves() {

@@ -220,6 +220,17 @@ impl State {
 }
 
 impl Started {
+    /// Whether the answer is there: then [`Started::wait`] does not wait.
+    pub fn is_done(&self) -> bool {
+        let mut state = self.session.lock();
+        // Whoever leads takes what comes, and must not wait for what somebody else has taken.
+        if !state.arrived.contains_key(&self.token) && state.lead == Lead::Free && state.collect() && state.sleepers > 0
+        {
+            self.session.inner.changed.notify_all();
+        }
+        state.arrived.contains_key(&self.token)
+    }
+
     /// The answer with its data, copied out.
     pub fn wait(mut self) -> Result<Completed, Errno> {
         let done = self.take();

@@ -7,9 +7,11 @@ use abi::limits::TRANSFER_BYTES_MAX;
 use rustix::io::Errno;
 pub use vos_api::disk::{Access, Durability, Need};
 use vos_api::disk::{
-    Allocate, BLOCK_BYTES, Discard, Flush, Freeze, Hold, Info, READ_ONLY, Read, ReadOther, Wanted, Write,
+    Allocate, BLOCK_BYTES, Discard, Flush, Freeze, Hold, Info, READ_ONLY, Read, ReadOther, SPANS_MAX, Span, TellData,
+    Wanted, Write,
 };
 use vos_api::{Class, Operation};
+use zerocopy::FromBytes;
 
 use crate::blocking::{BlockingSession, Started};
 use crate::op::Op;
@@ -113,6 +115,14 @@ impl DiskClient {
         results.into_iter().map(|(_, result)| result).collect()
     }
 
+    /// Begins a read of one transfer at most, which goes on beside others. `None`: there is no room for it until one of
+    /// those is finished.
+    pub fn begin_read(&self, offset: u64, bytes: u32) -> Result<Option<ReadBegun>, Errno> {
+        check(offset, bytes as usize)?;
+        let read = Read { offset, bytes: bytes.into() }.encode();
+        Ok(self.session.try_start(Op::of(&read, Class::Repeatable, bytes))?.map(ReadBegun))
+    }
+
     /// The same from one of the other copies of the disk, at most one transfer. `ENXIO`: so many there are not.
     pub fn read_other(&self, which: u64, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
         check(offset, into.len())?;
@@ -158,6 +168,16 @@ impl DiskClient {
         flying.into_iter().try_for_each(|started| started.wait().map(drop))
     }
 
+    /// Where a range may hold other than zeros, from where to where, and how far that reaches. `EOPNOTSUPP`, `ENOSYS`:
+    /// its server is of a release that does not tell.
+    pub fn data_in(&self, offset: u64, bytes: u64) -> Result<(Vec<(u64, u64)>, u64), Errno> {
+        let room = (SPANS_MAX * size_of::<Span>()) as u32;
+        let (told, data) = self.session.ask(TellData { offset, bytes }, room)?;
+        let spans = <[Span]>::ref_from_bytes(&data).map_err(|_| Errno::IO)?;
+        let spans = spans.iter().map(|span| (span.offset.get(), span.offset.get().saturating_add(span.bytes.get())));
+        Ok((spans.collect(), told.until))
+    }
+
     /// Everything completed before survives the loss of power.
     pub fn flush(&self) -> Result<(), Errno> {
         self.session.ask(Flush {}, 0).map(drop)
@@ -190,6 +210,22 @@ impl DiskClient {
     /// The range reads as zeros afterwards.
     pub fn discard(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
         self.session.ask(Discard { offset, bytes }, 0).map(drop)
+    }
+}
+
+/// A read that is under way.
+#[must_use = "what nobody waits for is lost"]
+pub struct ReadBegun(Started);
+
+impl ReadBegun {
+    /// Whether [`ReadBegun::finish`] has nothing to wait for.
+    pub fn is_done(&self) -> bool {
+        self.0.is_done()
+    }
+
+    /// Waits for it. `into` has as many bytes as were asked for.
+    pub fn finish(self, into: &mut [u8]) -> Result<(), Errno> {
+        finish_read(self.0, into)
     }
 }
 

@@ -31,7 +31,7 @@ pub use connecting::{ATTEMPT, Connect};
 pub use cs::{
     ConnectError, CsClient, GroupEvent, GroupMember, GroupMembership, Holder, NodeVitals, ValueChange, ValueEvent,
 };
-pub use disk::{Access, DiskClient, DiskInfo, Durability, Need};
+pub use disk::{Access, DiskClient, DiskInfo, Durability, Need, ReadBegun};
 pub use ds::{DsClient, DsEvent, Entry, EventKind, Listing};
 pub use hold::OwnHold;
 pub use op::{Data, Done, Op, Sequenced, SubmitError, Token};

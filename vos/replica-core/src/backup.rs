@@ -198,6 +198,21 @@ impl<D: Clone> Backup<D> {
         todo
     }
 
+    /// Whether that operation is a write, or a copy, to its own copy.
+    pub fn is_write(&self, ticket: OperationTicket) -> bool {
+        matches!(self.under_way.get(&ticket), Some(Then::Answer(_, ReplicaAnswer::Accepted { .. })))
+    }
+
+    /// That write found no room, or not for all of it.
+    pub fn refused(&mut self, ticket: OperationTicket) -> Vec<BackupAct<D>> {
+        if let Some(Then::Answer(_, answer)) = self.under_way.get_mut(&ticket)
+            && let ReplicaAnswer::Accepted { seq } = *answer
+        {
+            *answer = ReplicaAnswer::NoRoom { seq };
+        }
+        self.done(ticket)
+    }
+
     /// These are the checksums that were wanted.
     pub fn summed(&mut self, ticket: OperationTicket, found: Vec<u32>) -> Vec<BackupAct<D>> {
         if let Some(Then::Answer(_, ReplicaAnswer::Sums { sums, .. })) = self.under_way.get_mut(&ticket) {

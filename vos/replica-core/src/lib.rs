@@ -24,7 +24,7 @@ pub use backup::{Backup, BackupAct, CopyOperation, Kept, OperationTicket};
 use encoding::RANGES_MAX;
 pub use encoding::{CopyState, ENCODED_BYTES_MAX, decode_behind, encode_behind};
 pub use message::{Recent, ReplicaAnswer, ReplicaMessage};
-pub use primary::{Decided, DiskReply, DiskRequest, Primary, PrimaryAct};
+pub use primary::{AWAY_MS, Decided, DiskReply, DiskRequest, Primary, PrimaryAct};
 pub use ranges::{BlockRange, RangeSet};
 pub use record::{CopyMark, CopyVerdict, Replica, ReplicaRecord, ReplicaStanding, Verification, Verified, judge};
 

@@ -40,6 +40,10 @@ pub enum ReplicaAnswer {
     Accepted {
         seq: u64,
     },
+    /// A write or a copy that its medium has no room for: of its blocks some may be there.
+    NoRoom {
+        seq: u64,
+    },
     Durable {
         seq: u64,
     },

@@ -39,6 +39,8 @@ pub enum DiskRequest<D> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DiskReply {
     Written,
+    /// There is no room for it: of these blocks each is as before or as it was to be, and the same on all copies.
+    Refused,
     Flushed,
     /// Not before so much time has passed since it was *asked*.
     Held {
@@ -107,8 +109,10 @@ enum Kind<D> {
         range: BlockRange,
         data: D,
     },
+    /// `refuses`: the write of a client that the own copy had no room for.
     Copy {
         range: BlockRange,
+        refuses: Option<u64>,
     },
     /// Members say what they have.
     Sum {
@@ -130,6 +134,14 @@ struct CopyOperation<D> {
     /// Others that have not; nobody waits for them.
     also: BTreeSet<Replica>,
     is_replied: bool,
+    /// The own copy has no room for it.
+    is_refused: bool,
+}
+
+impl<D> CopyOperation<D> {
+    fn new(kind: Kind<D>, awaits: BTreeSet<Replica>, also: BTreeSet<Replica>) -> CopyOperation<D> {
+        CopyOperation { kind, awaits, also, is_replied: false, is_refused: false }
+    }
 }
 
 /// What it knows of a member.
@@ -357,6 +369,13 @@ impl<D: Clone> Primary<D> {
                     operation.also.remove(&member);
                 }
             }
+            // Another one that has no room is as good as away: whoever has its link ends that.
+            ReplicaAnswer::NoRoom { seq } => {
+                if let Some(operation) = self.operations.get_mut(&seq).filter(|_| member == self.me) {
+                    operation.awaits.remove(&member);
+                    operation.is_refused = true;
+                }
+            }
             ReplicaAnswer::Sums { seq, sums } => {
                 if let Some(operation) = self.operations.get_mut(&seq)
                     && operation.awaits.remove(&member)
@@ -437,7 +456,7 @@ impl<D: Clone> Primary<D> {
                     ReplicaMessage::Write { seq, floor, flushed, range: *range, data: data.clone() },
                 ));
             }
-            Kind::Copy { range } => acts.push(PrimaryAct::Copy { to: member, seq, range: *range }),
+            Kind::Copy { range, .. } => acts.push(PrimaryAct::Copy { to: member, seq, range: *range }),
             Kind::Flush { .. } => acts.push(PrimaryAct::Send(member, ReplicaMessage::Flush { seq })),
             Kind::Sum { range } => acts.push(PrimaryAct::Send(member, ReplicaMessage::Sum { seq, range: *range })),
         }
@@ -652,7 +671,7 @@ impl<D: Clone> Primary<D> {
         if self.record.current().count() > 1 {
             while let Some(range) = recent.first_beside(&RangeSet::default(), COPY_BLOCKS) {
                 recent.remove(range.first, range.end());
-                self.start(Kind::Copy { range }, acts);
+                self.start(Kind::Copy { range, refuses: None }, acts);
             }
         }
     }
@@ -665,19 +684,29 @@ impl<D: Clone> Primary<D> {
         let mut also = BTreeSet::new();
         match &kind {
             // The own copy is what is copied.
-            Kind::Copy { .. } => _ = awaits.remove(&self.me),
+            Kind::Copy { refuses, .. } => {
+                awaits.remove(&self.me);
+                if refuses.is_some() {
+                    also.extend(self.catching_up());
+                }
+            }
             Kind::Write { range, .. } => {
                 for extent in self.layout.extents_of(*range) {
                     self.hot.insert(extent, seq);
                     self.behind.values_mut().for_each(|missing| missing.insert_one(extent.0));
                 }
-                let takes = |peer: &Peer| peer.catches_up.as_ref().is_some_and(|it| it.is_begun);
-                also.extend(self.peers.iter().filter(|one| takes(one.1)).map(|one| *one.0));
+                also.extend(self.catching_up());
             }
             Kind::Flush { .. } | Kind::Sum { .. } => {}
         }
-        self.begin_operation(seq, CopyOperation { kind, awaits, also, is_replied: false }, acts);
+        self.begin_operation(seq, CopyOperation::new(kind, awaits, also), acts);
         seq
+    }
+
+    /// Members that are behind and hear of every write.
+    fn catching_up(&self) -> Vec<Replica> {
+        let takes = |peer: &Peer| peer.catches_up.as_ref().is_some_and(|it| it.is_begun);
+        self.peers.iter().filter(|one| takes(one.1)).map(|one| *one.0).collect()
     }
 
     fn begin_operation(&mut self, seq: u64, operation: CopyOperation<D>, acts: &mut Vec<PrimaryAct<D>>) {
@@ -693,7 +722,7 @@ impl<D: Clone> Primary<D> {
     fn complete(&mut self, acts: &mut Vec<PrimaryAct<D>>) {
         let is_marking = !self.marking.is_empty();
         let current = self.current();
-        let mut done = Vec::new();
+        let (mut done, mut refused) = (Vec::new(), Vec::new());
         for (seq, operation) in &mut self.operations {
             if is_marking {
                 break;
@@ -703,6 +732,15 @@ impl<D: Clone> Primary<D> {
             if !operation.awaits.is_empty() {
                 continue;
             }
+            if operation.is_refused
+                && let Kind::Write { id, range, .. } = operation.kind
+            {
+                if operation.also.is_empty() {
+                    done.push(*seq);
+                    refused.push((id, range));
+                }
+                continue;
+            }
             if !std::mem::replace(&mut operation.is_replied, true) {
                 match operation.kind {
                     Kind::Write { id, .. } => acts.push(PrimaryAct::Reply { id, reply: DiskReply::Written }),
@@ -710,7 +748,10 @@ impl<D: Clone> Primary<D> {
                         self.flushed = self.flushed.max(covers);
                         acts.extend(id.map(|id| PrimaryAct::Reply { id, reply: DiskReply::Flushed }));
                     }
-                    Kind::Copy { .. } | Kind::Sum { .. } => {}
+                    Kind::Copy { refuses, .. } => {
+                        acts.extend(refuses.map(|id| PrimaryAct::Reply { id, reply: DiskReply::Refused }));
+                    }
+                    Kind::Sum { .. } => {}
                 }
             }
             if operation.also.is_empty() {
@@ -719,6 +760,14 @@ impl<D: Clone> Primary<D> {
         }
         for seq in done {
             self.operations.remove(&seq);
+        }
+        // Others had room for it: they get what the own copy has, which is what readers see.
+        for (id, range) in refused {
+            if current.len() == 1 && self.catching_up().is_empty() {
+                acts.push(PrimaryAct::Reply { id, reply: DiskReply::Refused });
+            } else {
+                self.start(Kind::Copy { range, refuses: Some(id) }, acts);
+            }
         }
         let flushed = self.flushed;
         self.hot.retain(|_, last| *last > flushed);
@@ -844,9 +893,8 @@ impl<D: Clone> Primary<D> {
             let seq = self.next_seq;
             self.next_seq += 1;
             let also = BTreeSet::from([member]);
-            let operation =
-                CopyOperation { kind: Kind::Copy { range }, awaits: BTreeSet::new(), also, is_replied: false };
-            self.begin_operation(seq, operation, acts);
+            let kind = Kind::Copy { range, refuses: None };
+            self.begin_operation(seq, CopyOperation::new(kind, BTreeSet::new(), also), acts);
             room -= 1;
         }
     }
@@ -868,11 +916,7 @@ impl<D: Clone> Primary<D> {
                 self.next_seq += 1;
                 let kind = Kind::Flush { id: None, covers: 0 };
                 let also = BTreeSet::from([member]);
-                self.begin_operation(
-                    seq,
-                    CopyOperation { kind, awaits: BTreeSet::new(), also, is_replied: false },
-                    acts,
-                );
+                self.begin_operation(seq, CopyOperation::new(kind, BTreeSet::new(), also), acts);
                 Seal::Flushes(seq)
             }
             Seal::Flushes(seq) if !self.operations.contains_key(&seq) && self.has_lease(member, now_ms) => {
@@ -901,8 +945,15 @@ impl<D: Clone> Primary<D> {
     fn compare(&mut self, now_ms: u64, acts: &mut Vec<PrimaryAct<D>>) {
         let Some(wanted) = self.record.verification.as_ref().filter(|it| it.found.is_none()) else { return };
         let wanted = wanted.number;
+        if self.comparison.as_ref().is_some_and(|it| !it.has_others()) {
+            // Of nobody anything can be said: with the next one that is current it begins anew.
+            self.comparison = None;
+        }
         if self.comparison.is_none() {
-            let others = self.record.current().filter(|member| *member != self.me).collect();
+            let others: BTreeSet<Replica> = self.record.current().filter(|member| *member != self.me).collect();
+            if others.is_empty() {
+                return;
+            }
             self.comparison = Some(Comparison::new(wanted, self.me, others, now_ms));
         }
         let repairs = self.record.verification.as_ref().is_some_and(|it| it.repair);
@@ -968,7 +1019,7 @@ impl<D: Clone> Primary<D> {
     fn busy(&self) -> RangeSet {
         let mut busy = RangeSet::default();
         for operation in self.operations.values() {
-            if let Kind::Write { range, .. } | Kind::Copy { range } | Kind::Sum { range } = operation.kind {
+            if let Kind::Write { range, .. } | Kind::Copy { range, .. } | Kind::Sum { range } = operation.kind {
                 busy.insert_blocks(range);
             }
         }

@@ -119,9 +119,14 @@ impl Comparison {
         is_time.then_some(BlockRange { first: self.next, count })
     }
 
-    /// Everything was compared, or there is nothing to compare with.
+    /// Whether somebody was current all the time.
+    pub fn has_others(&self) -> bool {
+        !self.others.is_empty()
+    }
+
+    /// Everything was compared.
     pub fn is_over(&self, layout: Layout) -> bool {
-        self.next >= layout.blocks || self.others.is_empty()
+        self.next >= layout.blocks
     }
 
     pub fn found(&self) -> Verified {

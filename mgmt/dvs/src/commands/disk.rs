@@ -457,7 +457,12 @@ fn verify(global: &Global, options: &VerifyOptions) -> Outcome {
         ));
         return print(|out| output::one(out, global.output, &now, show));
     }
+    let mut is_told = false;
     while goes_on(&now) {
+        let has_other = now.copies.iter().any(|copy| copy.state == Some(DiskCopyState::Current));
+        if !has_other && !std::mem::replace(&mut is_told, true) {
+            say(&format!("no other copy of disk '{disk}' has everything at the moment; waiting until one has"));
+        }
         std::thread::sleep(LOOK_AGAIN);
         now = one(&block_on(daemon.dc(dc))??, disk)?;
     }

@@ -6,10 +6,13 @@
 use std::os::fd::OwnedFd;
 
 use replica_core::{ENCODED_BYTES_MAX, Kept};
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 const HEAD_BYTES: usize = 16;
 const PLACE_BYTES: u64 = 2 << 20;
+/// Of a place: some thousand ranges.
+const USUAL_BYTES: u64 = 64 << 10;
 const _: () = assert!(HEAD_BYTES + ENCODED_BYTES_MAX <= PLACE_BYTES as usize);
 
 pub struct KeptFile {
@@ -25,10 +28,21 @@ impl KeptFile {
         let is_empty = rustix::fs::fstat(&file)?.st_size == 0;
         let newest = places.into_iter().flatten().max_by_key(|place| place.0);
         match newest {
-            Some((number, kept)) => Ok((KeptFile { file, number }, kept)),
-            None if is_empty => Ok((KeptFile { file, number: 0 }, Kept::default())),
+            Some((number, kept)) => Ok((KeptFile { file, number }.with_room(), kept)),
+            None if is_empty => Ok((KeptFile { file, number: 0 }.with_room(), Kept::default())),
             None => Err(Errno::ILSEQ),
         }
+    }
+
+    /// A copy that cannot keep what it knows ends, so what it usually knows has its space, whoever fills the host.
+    fn with_room(self) -> KeptFile {
+        for place in [0, PLACE_BYTES] {
+            let set_aside = rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, place, USUAL_BYTES);
+            if let Err(error) = set_aside {
+                tracing::debug!(%error, "no space is set aside for what a copy knows");
+            }
+        }
+        self
     }
 
     /// Durable when it returns.

@@ -8,6 +8,10 @@
 //! come from the image of the own copy, which is opened for that alone. One that would wait is read by a pool, and read
 //! again when a write to the same blocks was asked for meanwhile: what a reader saw must not be lost with a write that
 //! nobody acknowledged.
+//!
+//! Whoever has news carries on: the server's loop with what clients ask, and the thread of a link with what its copy
+//! answered, so that no thread has to wake another one for that. All of the disk is under one lock, of which whoever
+//! waits for the medium has nothing. Lock order: the disk, then a link, then its inbox.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
@@ -17,14 +21,15 @@ use std::time::{Duration, Instant};
 use abi::Endpoint;
 use disk_core::{Durability, ReadInto, Volume};
 use libvos::{BlockingSession, Identity, PortConnect, SharedPort, Size};
+use parking_lot::Mutex;
 use replica_core::{
-    BlockRange, CopyState, CopyVerdict, Decided, DiskReply, DiskRequest, ENCODED_BYTES_MAX, EXTENT_BLOCKS, Layout,
-    Primary, PrimaryAct, RangeSet, Replica, ReplicaAnswer, ReplicaMessage, ReplicaRecord, encode_behind, judge,
+    AWAY_MS, BlockRange, CopyState, CopyVerdict, Decided, DiskReply, DiskRequest, ENCODED_BYTES_MAX, EXTENT_BLOCKS,
+    Layout, Primary, PrimaryAct, RangeSet, Replica, ReplicaAnswer, ReplicaMessage, ReplicaRecord, encode_behind, judge,
 };
 use rustix::io::Errno;
 use vos_api::copy::{Greet, MarkCopy};
 use vos_api::desk::{DeskQuestion, Edit, FromDesk, Given, Known, Stay, ToDesk, Unanswered};
-use vos_api::disk::{BLOCK_BYTES, Held, Need, Request as Ask, SPANS_MAX, Span, VolumeInfo};
+use vos_api::disk::{BLOCK_BYTES, Held, Need, Request as Ask, SPANS_MAX, Span, TellData, VolumeInfo};
 use vos_rt::{ClientId, DeskSocket, Failure, Handle, Hello, HelloReply, Request, Service, WorkerPool};
 use zerocopy::FromBytes;
 
@@ -33,7 +38,7 @@ use super::{PoolResults, endpoint_of};
 use crate::entrance::Entrance;
 use crate::moment::Entered;
 use crate::rings::Ticket;
-use crate::service::Arena;
+use crate::service::{Arena, tell_data};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 const WORKERS: usize = 4;
@@ -45,10 +50,15 @@ const TICK: Duration = Duration::from_millis(50);
 const SILENT: Duration = Duration::from_millis(400);
 /// Before a link that broke begins anew.
 const LINK_PAUSE: Duration = Duration::from_millis(20);
+/// Before there is one to a copy whose medium has no room: it is left behind meanwhile, and nobody waits for it.
+const FULL_PAUSE: Duration = Duration::from_secs(1);
+const _: () = assert!(FULL_PAUSE.as_millis() > 2 * AWAY_MS as u128);
 /// Before there is one to a node that was given up.
 const LOST_PAUSE: Duration = Duration::from_secs(1);
 /// Before the engine is asked again.
 const DESK_PAUSE: Duration = Duration::from_millis(200);
+/// Blocks of one piece of what is set aside: their number is one of 32 bits.
+const ALLOCATE_BLOCKS: u64 = 1 << 31;
 /// Blocks of one piece of a discard.
 const DISCARD_BLOCKS: u64 = 32 * EXTENT_BLOCKS;
 const GREETING: Size = Size { entries: 4, arena_bytes: 4 << 20 };
@@ -79,7 +89,10 @@ struct RecordDesk {
     heard: Option<ReplicaRecord>,
 }
 
-pub struct MirroredDisk {
+/// The disk, for its server's loop.
+pub struct MirroredDisk(Arc<Mutex<Mirror>>);
+
+struct Mirror {
     machine: Primary<Content>,
     port: SharedPort,
     set: u64,
@@ -99,6 +112,8 @@ pub struct MirroredDisk {
     reserving: HashMap<u64, Replica>,
     /// Pieces that another copy reads.
     looking: HashMap<u64, Replica>,
+    /// Pieces that ask where there is data.
+    telling: HashMap<u64, TellData>,
     /// Pieces that the pool reads.
     reading: HashMap<u64, Reading>,
     read: PoolResults<u64>,
@@ -154,7 +169,7 @@ impl MirroredDisk {
             record.members.keys().map(|member| Ok((*member, Link::open(port, *member, options.set, &inbox, handle)?)));
         let links = links.collect::<std::io::Result<BTreeMap<Replica, Link>>>()?;
         let now = Instant::now();
-        let mut disk = MirroredDisk {
+        let mut disk = Mirror {
             machine: Primary::begin(layout, record, promised_ms),
             pausing: links.keys().map(|member| (*member, now + pause_before(member, options))).collect(),
             port: port.clone(),
@@ -170,6 +185,7 @@ impl MirroredDisk {
             next_number: 1,
             reserving: HashMap::new(),
             looking: HashMap::new(),
+            telling: HashMap::new(),
             reading: HashMap::new(),
             read: Arc::default(),
             epoch,
@@ -183,14 +199,30 @@ impl MirroredDisk {
             disk.act(acts);
         }
         disk.turn(now);
-        Ok(disk)
+        let inbox = Arc::clone(&disk.inbox);
+        let disk = Arc::new(Mutex::new(disk));
+        let known = Arc::downgrade(&disk);
+        inbox.tell(move || {
+            let Some(disk) = known.upgrade() else { return };
+            let mut disk = disk.lock();
+            let before = disk.deadline();
+            disk.turn(Instant::now());
+            // The loop waits until then.
+            if disk.deadline().is_some_and(|due| before.is_none_or(|before| due < before)) {
+                disk.handle.poke();
+            }
+        });
+        Ok(MirroredDisk(disk))
     }
 
     pub fn close(self) -> Result<(), Failure> {
-        drop(self.pool);
-        self.failure.map_or(Ok(()), |failure| Err(failure.into()))
+        let disk = self.0.lock();
+        disk.pool.end();
+        disk.failure.clone().map_or(Ok(()), |failure| Err(failure.into()))
     }
+}
 
+impl Mirror {
     fn now_ms(&self) -> u64 {
         self.began.elapsed().as_millis() as u64
     }
@@ -214,6 +246,7 @@ impl MirroredDisk {
                 PrimaryAct::Copy { to, seq, range } => self.copy(to, epoch, seq, range),
                 PrimaryAct::Read { id, range } => self.read_piece(id, range),
                 PrimaryAct::Reply { id, reply: DiskReply::Written | DiskReply::Flushed } => self.done(id, Ok(())),
+                PrimaryAct::Reply { id, reply: DiskReply::Refused } => self.done(id, Err(Errno::NOSPC)),
                 PrimaryAct::Reply { id, reply: DiskReply::Held { for_ms } } => {
                     let Some(open) = self.pieces.get(&id).and_then(|of| self.open.get_mut(of)) else { continue };
                     let promised = self.entrance.promise(&open.request);
@@ -273,10 +306,15 @@ impl MirroredDisk {
                 }
                 LinkSaid::Reserved(id, result) => self.done(id, result),
                 LinkSaid::Looked(id, result) => self.has_looked(id, result),
+                LinkSaid::NoRoom(turn, seq) => {
+                    if self.links.get(&member).is_some_and(|link| link.turn() == turn) {
+                        self.finds_no_room(member, seq, now);
+                    }
+                }
                 LinkSaid::Broken(turn) => {
                     // Unless it began anew since.
                     if self.links.get(&member).is_some_and(|link| link.turn() == turn + 1) {
-                        self.lose(member, now);
+                        self.lose(member, LINK_PAUSE, now);
                     }
                 }
             }
@@ -299,7 +337,7 @@ impl MirroredDisk {
             |one: &(&Replica, &Link)| one.1.silent_for() > SILENT && self.machine.record().is_current(*one.0);
         let silent: Vec<Replica> = self.links.iter().filter(is_silent).map(|one| *one.0).collect();
         for member in silent {
-            self.lose(member, now);
+            self.lose(member, LINK_PAUSE, now);
         }
         let back: Vec<Replica> = self.pausing.iter().filter(|one| *one.1 <= now).map(|one| *one.0).collect();
         for member in back {
@@ -347,7 +385,7 @@ impl MirroredDisk {
         }
         for member in gone {
             tracing::info!(copy = member.0, "a copy less");
-            self.lose(member, now);
+            self.lose(member, LINK_PAUSE, now);
             self.pausing.remove(&member);
             self.links.remove(&member);
         }
@@ -361,12 +399,23 @@ impl MirroredDisk {
         Layout::of_disk(self.volume.bytes() / BLOCK).extents_with_data(data_from)
     }
 
-    fn lose(&mut self, member: Replica, now: Instant) {
+    /// The own copy's want of room is what clients hear; another one goes on without.
+    fn finds_no_room(&mut self, member: Replica, seq: u64, now: Instant) {
+        if member == self.machine.record().primary {
+            let now_ms = self.now_ms();
+            let acts = self.machine.answered(member, ReplicaAnswer::NoRoom { seq }, now_ms);
+            return self.act(acts);
+        }
+        tracing::warn!(copy = member.0, "a copy is left behind: its node has no room for it");
+        self.lose(member, FULL_PAUSE, now);
+    }
+
+    fn lose(&mut self, member: Replica, pause: Duration, now: Instant) {
         if self.pausing.contains_key(&member) {
             return;
         }
         tracing::info!(copy = member.0, "no link to a copy");
-        self.pausing.insert(member, now + LINK_PAUSE);
+        self.pausing.insert(member, now + pause);
         if let Some(link) = self.links.get(&member) {
             link.end_turn();
         }
@@ -402,7 +451,7 @@ impl MirroredDisk {
         number
     }
 
-    /// A piece of a request; what it is done with comes by [`MirroredDisk::done`].
+    /// A piece of a request; what it is done with comes by [`Mirror::done`].
     fn piece(&mut self, of: u64) -> u64 {
         let number = self.number();
         self.pieces.insert(number, of);
@@ -475,7 +524,19 @@ impl MirroredDisk {
         self.answer_if_done(of);
     }
 
+    /// By the own copy, which is what readers see.
+    fn tell_data(&mut self, piece: u64, told: TellData) {
+        let Some(of) = self.pieces.remove(&piece) else { return };
+        let request = self.open.remove(&of).and_then(|open| Arc::into_inner(open.request));
+        if let Some(request) = request {
+            tell_data(&self.volume, request, told);
+        }
+    }
+
     fn read_piece(&mut self, piece: u64, range: BlockRange) {
+        if let Some(told) = self.telling.remove(&piece) {
+            return self.tell_data(piece, told);
+        }
         let Some(open) = self.pieces.get(&piece).and_then(|of| self.open.get(of)) else { return };
         let Some((_, at)) = open.places.get(&piece).copied() else { return };
         let (offset, bytes, request) = (range.first * BLOCK, u64::from(range.count) * BLOCK, Arc::clone(&open.request));
@@ -521,14 +582,9 @@ impl MirroredDisk {
     }
 
     fn discard(&mut self, of: u64, offset: u64, bytes: u64) {
-        let (mut first, end) = (offset / BLOCK, (offset + bytes) / BLOCK);
-        let mut pieces = Vec::new();
-        while first < end {
-            // No piece touches more extents than it must.
-            let next = ((first / DISCARD_BLOCKS + 1) * DISCARD_BLOCKS).min(end);
-            pieces.push((self.piece(of), BlockRange { first, count: (next - first) as u32 }));
-            first = next;
-        }
+        // No piece touches more extents than it must.
+        let ranges = ranges_in(offset, bytes, DISCARD_BLOCKS);
+        let pieces: Vec<(u64, BlockRange)> = ranges.map(|range| (self.piece(of), range)).collect();
         for (piece, range) in pieces {
             self.ask(piece, DiskRequest::Write { range, data: Content::Zeros });
         }
@@ -537,10 +593,11 @@ impl MirroredDisk {
 
     /// At each current copy.
     fn allocate(&mut self, of: u64, offset: u64, bytes: u64, need: Need) {
-        let range = BlockRange { first: offset / BLOCK, count: u32::try_from(bytes / BLOCK).unwrap_or(u32::MAX) };
         let current: Vec<Replica> = self.machine.record().current().filter(|it| self.links.contains_key(it)).collect();
-        let pieces: Vec<(Replica, u64)> = current.into_iter().map(|member| (member, self.piece(of))).collect();
-        for (member, piece) in pieces {
+        let ranges = || ranges_in(offset, bytes, ALLOCATE_BLOCKS);
+        let wanted = current.into_iter().flat_map(|member| ranges().map(move |range| (member, range)));
+        let pieces: Vec<_> = wanted.map(|(member, range)| (member, range, self.piece(of))).collect();
+        for (member, range, piece) in pieces {
             match self.links.get(&member).filter(|_| !self.pausing.contains_key(&member)) {
                 Some(link) => {
                     link.reserve(piece, need, range);
@@ -602,33 +659,39 @@ impl MirroredDisk {
 
 impl Service for MirroredDisk {
     fn opened(&mut self, client: ClientId, from: Endpoint, hello: &Hello) -> HelloReply {
-        self.entrance.opened(client, from, hello)
+        self.0.lock().entrance.opened(client, from, hello)
     }
 
     fn submit(&mut self, request: Request) {
-        if let Some(entered) = self.entrance.enter(request) {
-            self.carry_out(entered);
+        let mut disk = self.0.lock();
+        if let Some(entered) = disk.entrance.enter(request) {
+            disk.carry_out(entered);
         }
     }
 
     fn closed(&mut self, client: ClientId) {
-        self.entrance.closed(client);
+        self.0.lock().entrance.closed(client);
     }
 
+    fn deadline(&self) -> Option<Instant> {
+        self.0.lock().deadline()
+    }
+
+    fn tick(&mut self, now: Instant) {
+        let mut disk = self.0.lock();
+        disk.turn(now);
+        for entered in disk.entrance.tick(now) {
+            disk.carry_out(entered);
+        }
+    }
+}
+
+impl Mirror {
     fn deadline(&self) -> Option<Instant> {
         let due = Some(self.due).filter(|_| !self.machine.is_quiet(self.now_ms()));
         self.pausing.values().copied().chain(due).chain(self.entrance.due()).min()
     }
 
-    fn tick(&mut self, now: Instant) {
-        self.turn(now);
-        for entered in self.entrance.tick(now) {
-            self.carry_out(entered);
-        }
-    }
-}
-
-impl MirroredDisk {
     fn carry_out(&mut self, (request, ticket, asked): Entered) {
         let range = match &asked {
             Ask::Read(it) => (it.offset, it.bytes),
@@ -636,6 +699,7 @@ impl MirroredDisk {
             Ask::Discard(it) => (it.offset, it.bytes),
             Ask::Allocate(it) => (it.offset, it.bytes),
             Ask::ReadOther(it) => (it.offset, it.bytes),
+            Ask::TellData(it) => (it.offset, it.bytes),
             Ask::Info(_) | Ask::Readv(_) | Ask::Flush(_) | Ask::Hold(_) | Ask::Freeze(_) | Ask::Wanted(_) => (0, 0),
         };
         if !self.is_range(range.0, range.1) {
@@ -658,6 +722,14 @@ impl MirroredDisk {
                 let range = BlockRange { first: it.offset / BLOCK, count: (it.bytes / BLOCK) as u32 };
                 let of = self.take(request, ticket);
                 self.read_other(of, it.which, range);
+            }
+            Ask::TellData(it) => {
+                let of = self.take(request, ticket);
+                let piece = self.piece(of);
+                self.telling.insert(piece, it);
+                // Who may not read does not know it either; no block has to be quiet for that.
+                let range = BlockRange { first: it.offset / BLOCK, count: 0 };
+                self.ask(piece, DiskRequest::Read { range });
             }
             Ask::Readv(_) => match self.spans_of(&request) {
                 Ok(spans) => {
@@ -689,6 +761,17 @@ impl MirroredDisk {
             }
         }
     }
+}
+
+/// A range of bytes in pieces of so many blocks at most, each of which ends at a multiple of that, or with the range.
+fn ranges_in(offset: u64, bytes: u64, most: u64) -> impl Iterator<Item = BlockRange> {
+    let (mut first, end) = (offset / BLOCK, (offset + bytes) / BLOCK);
+    std::iter::from_fn(move || {
+        let next = ((first / most + 1) * most).min(end);
+        let range = BlockRange { first, count: (next.saturating_sub(first)) as u32 };
+        first = next;
+        (range.count > 0).then_some(range)
+    })
 }
 
 fn read_all(volume: &Volume, range: BlockRange) -> Result<Vec<u8>, Errno> {
@@ -901,4 +984,24 @@ fn parse(known: &Known) -> Option<ReplicaRecord> {
         tracing::error!(%error, "the record of this disk makes no sense");
     }
     parsed.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn range_of_more_blocks_than_a_number_holds_is_in_pieces_that_leave_nothing_out() {
+        let whole = 5 << 32;
+        let ranges: Vec<BlockRange> = ranges_in(7 * BLOCK, whole * BLOCK, ALLOCATE_BLOCKS).collect();
+        let mut next = 7;
+        for range in &ranges {
+            assert_eq!(range.first, next);
+            next = range.end();
+        }
+        assert_eq!((next, ranges.len()), (7 + whole, 11));
+        assert_eq!(ranges_in(0, 0, ALLOCATE_BLOCKS).count(), 0);
+        let small: Vec<u32> = ranges_in(3 * BLOCK, 10 * BLOCK, 8).map(|range| range.count).collect();
+        assert_eq!(small, [5, 5]);
+    }
 }
