@@ -91,6 +91,18 @@ fn disk_of_a_container_is_one_for_clients_of_others_wherever_it_goes() {
     ok(&cluster, "n2", &["cmp", "-n", "40000000", &random, &back]);
     let steps = ["write -P 7 205k 3k", "read -P 7 205k 3k", "write -f -P 9 1M 64k", "discard 0 64k", "read -P 0 0 64k"];
     qemu_io(&cluster, "n2", here, &[&steps[..], &["write -z 2M 1M", "read -P 0 2M 1M", "flush"]].concat());
+    let map = ok(&cluster, "n2", &["nbdinfo", "--map", here]);
+    let ranges: Vec<Vec<&str>> = map.lines().map(|line| line.split_whitespace().collect()).collect();
+    let state = |at: u64| {
+        let number = |word: &str| word.parse::<u64>().expect("a number");
+        let range = ranges.iter().find(|range| (number(range[0])..number(range[0]) + number(range[1])).contains(&at));
+        range.map(|range| range[2])
+    };
+    assert_eq!(
+        (state(0), state(60 << 10), state(1 << 20), state(2 << 20)),
+        (Some("3"), Some("3"), Some("0"), Some("3")),
+        "{map}"
+    );
 
     // The tree's disk is only read, and is the image of a file system that is mounted.
     cluster.ok(&["disk", "export", "shop", "data", "root", "--node", "n3", "--listen", "0.0.0.0:10809"]);

@@ -384,7 +384,10 @@ fn tree_grows_with_its_disk_while_programs_write() {
     // It stays so, and the same again changes nothing.
     cluster.ok(&["dc", "stop", "shop"]);
     cluster.ok(&["dc", "start", "shop"]);
+    let server = || cluster.server_pid("shop", "n1", "fs");
+    let before = eventually("it runs", SOON, server);
     cluster.ok(&["disk", "resize", "shop", "root", "192M"]);
+    assert_eq!(server(), Some(before), "not even the file server is another one");
     assert_eq!(cluster.sh("shop", "n2", "stat -c %s /dc/much").trim(), "104857600");
     let (status, said) = cluster.fails(&["disk", "resize", "shop", "root", "100M"]);
     assert!(status == 1 && said.contains("not made smaller"), "{said}");

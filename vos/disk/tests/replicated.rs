@@ -457,10 +457,9 @@ fn owner_who_was_replaced_is_refused_by_a_disk_that_came_from_elsewhere() {
     };
     let first = disk(0, 1);
     // A gate is not told where the disk stands.
-    let gate = |own: u32| {
-        let port = set.world.port(Endpoint::NBD, own.into());
-        DiskClient::new(set.world.blocking_as(port, Endpoint::DISK, SIZE, Epochs { server: 0, own }))
-    };
+    let port = set.world.port(Endpoint::NBD, 1);
+    let gate =
+        |own| DiskClient::new(set.world.blocking_as(port.clone(), Endpoint::DISK, SIZE, Epochs { server: 0, own }));
     let write = |gate: &DiskClient, version| gate.write(0, &block(0, version), Durability::Server);
     assert_eq!(write(&gate(1), 1), Ok(()));
     assert_eq!(write(&gate(2), 2), Ok(()));

@@ -469,7 +469,8 @@ impl<D: Clone> Primary<D> {
     /// Every write below it is accepted by all.
     fn floor(&self) -> u64 {
         let pending = |one: &(&u64, &CopyOperation<D>)| {
-            matches!(one.1.kind, Kind::Write { .. } | Kind::Copy { .. }) && !one.1.awaits.is_empty()
+            let is_pending = !one.1.awaits.is_empty() || one.1.is_refused;
+            matches!(one.1.kind, Kind::Write { .. } | Kind::Copy { .. }) && is_pending
         };
         self.operations.iter().find(pending).map_or(self.next_seq, |one| *one.0)
     }
@@ -684,12 +685,7 @@ impl<D: Clone> Primary<D> {
         let mut also = BTreeSet::new();
         match &kind {
             // The own copy is what is copied.
-            Kind::Copy { refuses, .. } => {
-                awaits.remove(&self.me);
-                if refuses.is_some() {
-                    also.extend(self.catching_up());
-                }
-            }
+            Kind::Copy { .. } => _ = awaits.remove(&self.me),
             Kind::Write { range, .. } => {
                 for extent in self.layout.extents_of(*range) {
                     self.hot.insert(extent, seq);
@@ -736,8 +732,7 @@ impl<D: Clone> Primary<D> {
                 && let Kind::Write { id, range, .. } = operation.kind
             {
                 if operation.also.is_empty() {
-                    done.push(*seq);
-                    refused.push((id, range));
+                    refused.push((*seq, id, range));
                 }
                 continue;
             }
@@ -761,13 +756,19 @@ impl<D: Clone> Primary<D> {
         for seq in done {
             self.operations.remove(&seq);
         }
-        // Others had room for it: they get what the own copy has, which is what readers see.
-        for (id, range) in refused {
-            if current.len() == 1 && self.catching_up().is_empty() {
+        // Others had room for it: they get what the own copy has, which is what readers see. Under the same number, and
+        // still refused: until then it is one that members may have differently.
+        for (seq, id, range) in refused {
+            let (mut awaits, also): (_, BTreeSet<Replica>) =
+                (current.clone(), self.catching_up().into_iter().collect());
+            awaits.remove(&self.me);
+            if awaits.is_empty() && also.is_empty() {
+                self.operations.remove(&seq);
                 acts.push(PrimaryAct::Reply { id, reply: DiskReply::Refused });
-            } else {
-                self.start(Kind::Copy { range, refuses: Some(id) }, acts);
+                continue;
             }
+            let copied = CopyOperation::new(Kind::Copy { range, refuses: Some(id) }, awaits, also);
+            self.begin_operation(seq, CopyOperation { is_refused: true, ..copied }, acts);
         }
         let flushed = self.flushed;
         self.hot.retain(|_, last| *last > flushed);

@@ -1,16 +1,17 @@
 //! The server of a copy: [`Backup`] between the primary's ring and an image.
 //!
-//! The loop owns the machine; what may wait for the medium is done by a pool, in any order, and its end comes back over
-//! a list and a poke. Blocks go from the ring to the image without a copy of ours: the machine is given the number of
-//! the request, not its bytes. A copy whose medium fails ends: silence is what its primary understands. One that has no
-//! room for a write says so (`ENOSPC`), and goes on.
+//! What may wait for the medium is done by a pool, in any order. Whoever has news carries on with the machine, which is
+//! under one lock: the loop with what the primary says, and a thread of the pool with what it has done. Blocks go from
+//! the ring to the image without a copy of ours: the machine is given the number of the request, not its bytes. A copy
+//! whose medium fails ends: silence is what its primary understands. One that has no room for a write says so
+//! (`ENOSPC`), and goes on.
 //!
 //! Spawn record: descriptors `image`, `kept`; options `bytes`, `may_be_longer` (1: the image may), `disk` (the endpoint
 //! that may speak with it), `set`.
 
 use std::collections::HashMap;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use abi::Endpoint;
@@ -27,7 +28,6 @@ use vos_rt::{
     Boot, ClientId, Failure, Handle, Hello, HelloReply, Kind, Reply, Request, Service, SpawnError, WorkerPool,
 };
 
-use super::PoolResults;
 use super::kept::KeptFile;
 use crate::service::Arena;
 
@@ -85,11 +85,18 @@ type Summed = Arc<Mutex<Vec<(OperationTicket, Vec<u32>)>>>;
 
 /// The service of one copy.
 pub struct CopyServer {
+    copy: Arc<Mutex<ServedCopy>>,
+    pool: Arc<WorkerPool>,
+}
+
+struct ServedCopy {
+    /// For threads of the pool.
+    known: Weak<Mutex<ServedCopy>>,
     machine: Backup<u64>,
     options: CopyOptions,
     volume: Arc<Volume>,
     kept: Arc<Mutex<KeptFile>>,
-    pool: WorkerPool,
+    pool: Arc<WorkerPool>,
     handle: Handle,
     began: Instant,
     /// Rings that were greeted, with the epoch.
@@ -99,7 +106,6 @@ pub struct CopyServer {
     next_request: u64,
     /// Requests that wait for an answer, by epoch and what was asked.
     waiting: HashMap<(u32, Awaited), Vec<u64>>,
-    ended: PoolResults<OperationTicket>,
     /// Checksums that the pool has made.
     summed: Summed,
     has_failed: bool,
@@ -125,33 +131,39 @@ impl CopyServer {
     ) -> Result<CopyServer, Failure> {
         let (file, kept) = KeptFile::open(kept)?;
         let layout = Layout::of_disk(volume.bytes() / BLOCK);
-        Ok(CopyServer {
+        let pool = Arc::new(WorkerPool::new("copy", WORKERS)?);
+        let also = Arc::clone(&pool);
+        let copy = |known: &Weak<Mutex<ServedCopy>>| ServedCopy {
+            known: Weak::clone(known),
             machine: Backup::begin(layout, options.set, options.boot, kept, 0),
             options,
             volume: Arc::new(volume),
             kept: Arc::new(Mutex::new(file)),
-            pool: WorkerPool::new("copy", WORKERS)?,
+            pool: also,
             handle,
             began: Instant::now(),
             greeted: HashMap::new(),
             requests: HashMap::new(),
             next_request: 1,
             waiting: HashMap::new(),
-            ended: Arc::default(),
             summed: Arc::default(),
             has_failed: false,
-        })
+        };
+        Ok(CopyServer { copy: Arc::new_cyclic(|known| Mutex::new(copy(known))), pool })
     }
 
     /// Everything that was accepted is made durable.
     pub fn close(self) -> Result<(), Failure> {
-        drop(self.pool);
-        if self.has_failed {
+        self.pool.end();
+        let copy = self.copy.lock();
+        if copy.has_failed {
             return Err("the medium failed".into());
         }
-        Ok(self.volume.flush()?)
+        Ok(copy.volume.flush()?)
     }
+}
 
+impl ServedCopy {
     fn now_ms(&self) -> u64 {
         self.began.elapsed().as_millis() as u64
     }
@@ -242,11 +254,14 @@ impl CopyServer {
     }
 
     fn later(&mut self, ticket: OperationTicket, work: impl FnOnce() -> Result<(), Errno> + Send + 'static) {
-        let (ended, handle) = (Arc::clone(&self.ended), self.handle.clone());
+        let known = Weak::clone(&self.known);
         let done = self.pool.run(move || {
             let result = work();
-            ended.lock().push((ticket, result));
-            handle.poke();
+            if let Some(copy) = known.upgrade() {
+                let mut copy = copy.lock();
+                let acts = copy.ended(ticket, result);
+                copy.act(acts);
+            }
         });
         if let Err(error) = done {
             tracing::error!(%error, "a copy finds no place for its work");
@@ -382,9 +397,23 @@ fn write(volume: &Volume, range: BlockRange, request: &Request) -> Result<(), Er
 
 impl Service for CopyServer {
     fn opened(&mut self, _client: ClientId, from: Endpoint, _hello: &Hello) -> HelloReply {
-        if from == self.options.disk { HelloReply::STATELESS } else { HelloReply::Refused(Errno::ACCESS) }
+        if from == self.copy.lock().options.disk { HelloReply::STATELESS } else { HelloReply::Refused(Errno::ACCESS) }
     }
 
+    fn submit(&mut self, request: Request) {
+        self.copy.lock().submit(request);
+    }
+
+    fn closed(&mut self, client: ClientId) {
+        self.copy.lock().greeted.remove(&client);
+    }
+
+    fn tick(&mut self, _now: Instant) {
+        self.copy.lock().take_sums();
+    }
+}
+
+impl ServedCopy {
     fn submit(&mut self, request: Request) {
         let is_short = matches!(request.op(), api::PUT_ZEROS | api::MARK);
         let data = if is_short { request.data() } else { Vec::new() };
@@ -419,19 +448,10 @@ impl Service for CopyServer {
         self.act(acts);
     }
 
-    fn closed(&mut self, client: ClientId) {
-        self.greeted.remove(&client);
-    }
-
-    fn tick(&mut self, _now: Instant) {
+    fn take_sums(&mut self) {
         let summed = std::mem::take(&mut *self.summed.lock());
         for (ticket, sums) in summed {
             let acts = self.machine.summed(ticket, sums);
-            self.act(acts);
-        }
-        let ended = std::mem::take(&mut *self.ended.lock());
-        for (ticket, result) in ended {
-            let acts = self.ended(ticket, result);
             self.act(acts);
         }
     }

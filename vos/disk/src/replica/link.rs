@@ -7,7 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use abi::Endpoint;
@@ -36,9 +36,12 @@ pub enum Content {
     Zeros,
 }
 
-/// What links said since the loop looked.
+/// What links said and nobody has looked at, and who is told that there is something.
 #[derive(Default)]
-pub struct LinkInbox(Mutex<Vec<(Replica, LinkSaid)>>);
+pub struct LinkInbox {
+    said: Mutex<Vec<(Replica, LinkSaid)>>,
+    told: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
 
 #[derive(Debug)]
 pub enum LinkSaid {
@@ -54,7 +57,13 @@ pub enum LinkSaid {
 
 impl LinkInbox {
     pub fn take(&self) -> Vec<(Replica, LinkSaid)> {
-        std::mem::take(&mut self.0.lock())
+        std::mem::take(&mut self.said.lock())
+    }
+
+    /// By the thread of a link that heard something, which waits for it.
+    pub fn tell(&self, told: impl Fn() + Send + Sync + 'static) {
+        // Once.
+        let _ = self.told.set(Box::new(told));
     }
 }
 
@@ -214,8 +223,12 @@ impl Shared {
                 if state.turn != turn {
                     return;
                 }
-                self.collect(&mut state);
-                let Some(session) = &mut state.session else { return };
+                let has_news = self.collect(&mut state);
+                let Some(session) = state.session.as_mut().filter(|_| !has_news) else {
+                    drop(state);
+                    self.tell();
+                    continue;
+                };
                 session.arm()
             };
             if armed == Armed::Sleep {
@@ -226,7 +239,15 @@ impl Shared {
         }
     }
 
-    fn collect(&self, state: &mut State) {
+    fn tell(&self) {
+        match self.inbox.told.get() {
+            Some(tell) => tell(),
+            None => self.handle.poke(),
+        }
+    }
+
+    /// Whether it heard something.
+    fn collect(&self, state: &mut State) -> bool {
         let mut has_news = false;
         let turn = state.turn;
         if let Some(session) = &mut state.session {
@@ -237,8 +258,11 @@ impl Shared {
             state.heard = Instant::now();
             has_news = true;
             match said(turn, asked, done) {
-                Some(said) => self.inbox.0.lock().push((self.to, said)),
-                None => return self.break_turn(state),
+                Some(said) => self.inbox.said.lock().push((self.to, said)),
+                None => {
+                    self.break_turn(state);
+                    return true;
+                }
             }
         }
         while let Some(saying) = state.waiting.pop_front() {
@@ -250,15 +274,13 @@ impl Shared {
             }
         }
         state.flush();
-        if has_news {
-            self.handle.poke();
-        }
+        has_news
     }
 
     fn break_turn(&self, state: &mut State) {
         let turn = state.turn;
         state.end_turn();
-        self.inbox.0.lock().push((self.to, LinkSaid::Broken(turn)));
+        self.inbox.said.lock().push((self.to, LinkSaid::Broken(turn)));
         self.handle.poke();
     }
 }

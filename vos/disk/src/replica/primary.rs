@@ -8,6 +8,10 @@
 //! come from the image of the own copy, which is opened for that alone. One that would wait is read by a pool, and read
 //! again when a write to the same blocks was asked for meanwhile: what a reader saw must not be lost with a write that
 //! nobody acknowledged.
+//!
+//! Whoever has news carries on: the server's loop with what clients ask, and the thread of a link with what its copy
+//! answered, so that no thread has to wake another one for that. All of the disk is under one lock, of which whoever
+//! waits for the medium has nothing. Lock order: the disk, then a link, then its inbox.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
@@ -17,6 +21,7 @@ use std::time::{Duration, Instant};
 use abi::Endpoint;
 use disk_core::{Durability, ReadInto, Volume};
 use libvos::{BlockingSession, Identity, PortConnect, SharedPort, Size};
+use parking_lot::Mutex;
 use replica_core::{
     AWAY_MS, BlockRange, CopyState, CopyVerdict, Decided, DiskReply, DiskRequest, ENCODED_BYTES_MAX, EXTENT_BLOCKS,
     Layout, Primary, PrimaryAct, RangeSet, Replica, ReplicaAnswer, ReplicaMessage, ReplicaRecord, encode_behind, judge,
@@ -84,7 +89,10 @@ struct RecordDesk {
     heard: Option<ReplicaRecord>,
 }
 
-pub struct MirroredDisk {
+/// The disk, for its server's loop.
+pub struct MirroredDisk(Arc<Mutex<Mirror>>);
+
+struct Mirror {
     machine: Primary<Content>,
     port: SharedPort,
     set: u64,
@@ -161,7 +169,7 @@ impl MirroredDisk {
             record.members.keys().map(|member| Ok((*member, Link::open(port, *member, options.set, &inbox, handle)?)));
         let links = links.collect::<std::io::Result<BTreeMap<Replica, Link>>>()?;
         let now = Instant::now();
-        let mut disk = MirroredDisk {
+        let mut disk = Mirror {
             machine: Primary::begin(layout, record, promised_ms),
             pausing: links.keys().map(|member| (*member, now + pause_before(member, options))).collect(),
             port: port.clone(),
@@ -191,14 +199,30 @@ impl MirroredDisk {
             disk.act(acts);
         }
         disk.turn(now);
-        Ok(disk)
+        let inbox = Arc::clone(&disk.inbox);
+        let disk = Arc::new(Mutex::new(disk));
+        let known = Arc::downgrade(&disk);
+        inbox.tell(move || {
+            let Some(disk) = known.upgrade() else { return };
+            let mut disk = disk.lock();
+            let before = disk.deadline();
+            disk.turn(Instant::now());
+            // The loop waits until then.
+            if disk.deadline().is_some_and(|due| before.is_none_or(|before| due < before)) {
+                disk.handle.poke();
+            }
+        });
+        Ok(MirroredDisk(disk))
     }
 
     pub fn close(self) -> Result<(), Failure> {
-        drop(self.pool);
-        self.failure.map_or(Ok(()), |failure| Err(failure.into()))
+        let disk = self.0.lock();
+        disk.pool.end();
+        disk.failure.clone().map_or(Ok(()), |failure| Err(failure.into()))
     }
+}
 
+impl Mirror {
     fn now_ms(&self) -> u64 {
         self.began.elapsed().as_millis() as u64
     }
@@ -427,7 +451,7 @@ impl MirroredDisk {
         number
     }
 
-    /// A piece of a request; what it is done with comes by [`MirroredDisk::done`].
+    /// A piece of a request; what it is done with comes by [`Mirror::done`].
     fn piece(&mut self, of: u64) -> u64 {
         let number = self.number();
         self.pieces.insert(number, of);
@@ -635,33 +659,39 @@ impl MirroredDisk {
 
 impl Service for MirroredDisk {
     fn opened(&mut self, client: ClientId, from: Endpoint, hello: &Hello) -> HelloReply {
-        self.entrance.opened(client, from, hello)
+        self.0.lock().entrance.opened(client, from, hello)
     }
 
     fn submit(&mut self, request: Request) {
-        if let Some(entered) = self.entrance.enter(request) {
-            self.carry_out(entered);
+        let mut disk = self.0.lock();
+        if let Some(entered) = disk.entrance.enter(request) {
+            disk.carry_out(entered);
         }
     }
 
     fn closed(&mut self, client: ClientId) {
-        self.entrance.closed(client);
+        self.0.lock().entrance.closed(client);
     }
 
+    fn deadline(&self) -> Option<Instant> {
+        self.0.lock().deadline()
+    }
+
+    fn tick(&mut self, now: Instant) {
+        let mut disk = self.0.lock();
+        disk.turn(now);
+        for entered in disk.entrance.tick(now) {
+            disk.carry_out(entered);
+        }
+    }
+}
+
+impl Mirror {
     fn deadline(&self) -> Option<Instant> {
         let due = Some(self.due).filter(|_| !self.machine.is_quiet(self.now_ms()));
         self.pausing.values().copied().chain(due).chain(self.entrance.due()).min()
     }
 
-    fn tick(&mut self, now: Instant) {
-        self.turn(now);
-        for entered in self.entrance.tick(now) {
-            self.carry_out(entered);
-        }
-    }
-}
-
-impl MirroredDisk {
     fn carry_out(&mut self, (request, ticket, asked): Entered) {
         let range = match &asked {
             Ask::Read(it) => (it.offset, it.bytes),
