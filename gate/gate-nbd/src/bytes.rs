@@ -8,6 +8,8 @@ use rustix::io::Errno;
 use crate::store::{BegunRead, BlockStore, STORE_BLOCK_BYTES};
 
 const ZEROS: [u8; STORE_BLOCK_BYTES as usize] = [0; STORE_BLOCK_BYTES as usize];
+/// Many blocks of zeros, in one write.
+static PIECE: [u8; 1 << 20] = [0; 1 << 20];
 
 /// May zeros take no space?
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -130,8 +132,11 @@ impl ByteStore {
         }
         match self.store.allocate(offset + head, middle) {
             Err(Errno::OPNOTSUPP) => {
-                let blocks = (0..middle).step_by(STORE_BLOCK_BYTES as usize);
-                blocks.into_iter().try_for_each(|at| self.store.write(offset + head + at, &ZEROS))
+                let pieces = (0..middle).step_by(PIECE.len());
+                pieces.into_iter().try_for_each(|at| {
+                    let zeros = PIECE.get(..(middle - at) as usize).unwrap_or(&PIECE);
+                    self.store.write(offset + head + at, zeros)
+                })
             }
             done => done,
         }

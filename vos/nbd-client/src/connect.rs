@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nbd::{
     ALLOCATION, FIXED_NEWSTYLE, GREETING, NO_ZEROES, NbdPlace, NbdUri, OPTION_REPLY_MAGIC, Reader, info, option,
@@ -12,10 +12,12 @@ use nbd::{
 };
 use rustix::net::sockopt;
 
-/// For each step until the server has said what it offers.
+/// Until the server has said what it offers.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A server that acknowledges nothing for so long is lost.
+/// A machine from which nothing comes for so long is lost, when nobody waits for an answer.
 const SILENCE: Duration = Duration::from_secs(30);
+/// When a request is not even taken for so long. A server may be slow for a while.
+const DEAF: Duration = Duration::from_secs(180);
 /// Of one answer to an option.
 const ANSWER_BYTES_MAX: u32 = 64 << 10;
 /// Of answers to one option.
@@ -90,6 +92,16 @@ impl Offer {
         })
     }
 
+    /// Whether a flush makes durable what was written before over other connections.
+    pub fn is_one_for_all_connections(&self) -> bool {
+        self.has(transmission::CAN_MULTI_CONN)
+    }
+
+    /// Whether what was written can be made durable at all.
+    pub fn can_flush(&self) -> bool {
+        self.has(transmission::SEND_FLUSH)
+    }
+
     pub fn is_read_only(&self) -> bool {
         self.has(transmission::READ_ONLY)
     }
@@ -114,14 +126,36 @@ pub fn connect(uri: &NbdUri) -> Result<NbdConnection, NbdError> {
     };
     // What a request has no answer to is waited for without a limit afterwards; that there is nobody, the kernel sees.
     set_limit(&socket, Some(PATIENCE))?;
-    let mut stream = std::fs::File::from(socket);
+    let mut stream = Patient { stream: std::fs::File::from(socket), until: Instant::now() + PATIENCE };
     let offer = choose(&mut stream, &uri.export).map_err(|error| match error {
         NbdError::Ended(cause) if cause.kind() == io::ErrorKind::WouldBlock => NbdError::NoServer("it says nothing"),
         other => other,
     })?;
-    let socket = OwnedFd::from(stream);
+    let socket = OwnedFd::from(stream.stream);
     set_limit(&socket, None)?;
     Ok(NbdConnection { socket, offer })
+}
+
+/// Ends with all that is left unsaid, however slowly the other side speaks.
+struct Patient {
+    stream: std::fs::File,
+    until: Instant,
+}
+
+impl Read for Patient {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if Instant::now() > self.until { Err(io::ErrorKind::WouldBlock.into()) } else { self.stream.read(into) }
+    }
+}
+
+impl Write for Patient {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        if Instant::now() > self.until { Err(io::ErrorKind::WouldBlock.into()) } else { self.stream.write(data) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
 }
 
 fn dial(host: &str, port: u16) -> io::Result<TcpStream> {
@@ -145,7 +179,7 @@ fn watch(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_tcp_keepidle(stream, SILENCE / 2)?;
     sockopt::set_tcp_keepintvl(stream, SILENCE / 6)?;
     sockopt::set_tcp_keepcnt(stream, 3)?;
-    Ok(sockopt::set_tcp_user_timeout(stream, SILENCE.as_millis() as u32)?)
+    Ok(sockopt::set_tcp_user_timeout(stream, DEAF.as_millis() as u32)?)
 }
 
 fn set_limit(socket: impl AsFd, limit: Option<Duration>) -> io::Result<()> {

@@ -17,4 +17,4 @@ pub mod connect;
 pub mod volume;
 
 pub use connect::{NbdConnection, NbdError, Offer, connect};
-pub use volume::NbdVolume;
+pub use volume::{NbdEnder, NbdVolume};

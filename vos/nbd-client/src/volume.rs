@@ -24,9 +24,11 @@ const PIECE_BYTES: u32 = 1 << 20;
 /// Of what a piece of an answer has besides the data of a read.
 const CHUNK_BYTES_MAX: u32 = 64 << 10;
 /// A question about holes is about so much.
-const LOOK_BYTES: u32 = 1 << 30;
-/// In the answer to it.
-const EXTENTS_MAX: usize = 1 << 18;
+const LOOK_BYTES: u32 = 64 << 20;
+/// In the answer to it: each block may be one, and some servers say of more than was asked.
+const EXTENTS_MAX: usize = 1 << 15;
+/// One request for zeros.
+const ZEROS_BYTES: u32 = 1 << 30;
 const BLOCK_BYTES: u64 = 4096;
 
 pub struct NbdVolume {
@@ -46,6 +48,8 @@ struct Line {
 struct Waiting {
     requests: HashMap<u64, Arc<Pending>>,
     is_lost: bool,
+    /// The end is this side's own wish.
+    is_left: bool,
 }
 
 struct Pending {
@@ -66,7 +70,8 @@ struct State {
 }
 
 impl NbdVolume {
-    /// `lost` is called once, when the connection has ended; from then on everything answers `EIO`.
+    /// `lost` is called when the connection has ended before the volume is dropped; from then on everything answers
+    /// `EIO`.
     ///
     /// # Errors
     /// There is no thread for what comes.
@@ -80,12 +85,21 @@ impl NbdVolume {
         let (hearing, heard) = (File::from(socket.try_clone()?), Arc::clone(&line));
         std::thread::Builder::new().name("nbd".to_owned()).spawn(move || {
             let why = hear(hearing, &heard);
-            heard.lose();
-            tracing::error!(error = %why, "the connection to the NBD server is lost, and with it the volume");
-            lost();
+            if heard.lose() {
+                tracing::error!(error = %why, "the connection to the NBD server is lost, and with it the volume");
+                lost();
+            }
         })?;
         let access = if read_only || offer.is_read_only() { Access::ReadOnly } else { Access::ReadWrite };
         Ok(NbdVolume { offer, access, sending: Mutex::new(File::from(socket)), cookie: AtomicU64::new(1), line })
+    }
+
+    /// By which somebody else ends the connection: who waits for a server that says nothing waits no more.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn ender(&self) -> io::Result<NbdEnder> {
+        Ok(NbdEnder(self.sending.lock().try_clone()?))
     }
 
     /// Sends a request and waits until it is answered.
@@ -161,8 +175,18 @@ impl NbdVolume {
     }
 }
 
+/// Of a connection.
+pub struct NbdEnder(File);
+
+impl NbdEnder {
+    pub fn end(&self) {
+        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
+    }
+}
+
 impl Drop for NbdVolume {
     fn drop(&mut self) {
+        self.line.waiting.lock().is_left = true;
         let mut request = Vec::with_capacity(REQUEST_BYTES);
         let leave = TransmissionRequest { flags: 0, command: Command::Disconnect, cookie: 0, offset: 0, bytes: 0 };
         leave.put(&mut request);
@@ -237,7 +261,7 @@ impl Medium for NbdVolume {
         }
         let (mut at, end) = (offset, offset + bytes);
         while at < end {
-            let piece = (end - at).min(u64::from(LOOK_BYTES)) as u32;
+            let piece = (end - at).min(u64::from(ZEROS_BYTES)) as u32;
             match self.ask(Command::WriteZeroes, 0, (at, piece), &[]) {
                 Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::OVERFLOW) => return self.write_zeros(at, end - at),
                 done => done?,
@@ -278,13 +302,14 @@ impl Line {
         }
     }
 
-    /// All answers are in vain from now on.
-    fn lose(&self) {
+    /// All answers are in vain from now on. Whether that is news to who has the volume.
+    fn lose(&self) -> bool {
         let mut waiting = self.waiting.lock();
         waiting.is_lost = true;
         for (_, pending) in waiting.requests.drain() {
             pending.end(Some(Errno::IO));
         }
+        !waiting.is_left
     }
 }
 
@@ -370,7 +395,7 @@ fn hear_chunk(stream: &mut impl Read, line: &Line) -> Result<(), Why> {
             let place = pending.place(&mut state, u64::from_be_bytes(offset), bytes)?;
             stream.read_exact(place)?;
         }
-        _ if bytes > CHUNK_BYTES_MAX => return Err(Why::Nonsense("a piece that is too long")),
+        _ if bytes > chunk_bytes_max(kind) => return Err(Why::Nonsense("a piece that is too long")),
         _ => {
             let mut data = vec![0; bytes as usize];
             stream.read_exact(&mut data)?;
@@ -381,6 +406,10 @@ fn hear_chunk(stream: &mut impl Read, line: &Line) -> Result<(), Why> {
         line.end(cookie, None);
     }
     Ok(())
+}
+
+fn chunk_bytes_max(kind: u16) -> u32 {
+    if kind == chunk::BLOCK_STATUS { 4 + 8 * EXTENTS_MAX as u32 } else { CHUNK_BYTES_MAX }
 }
 
 fn heed(pending: &Pending, kind: u16, mut data: Reader<'_>) -> Result<(), Why> {
@@ -431,7 +460,7 @@ mod tests {
     fn line(room: usize) -> (Line, Arc<Pending>) {
         let state = State { data: vec![1; room], came: 0, extents: Vec::new(), error: None, is_over: false };
         let pending = Arc::new(Pending { offset: 8192, state: Mutex::new(state), over: Condvar::new() });
-        let waiting = Waiting { requests: HashMap::from([(7, Arc::clone(&pending))]), is_lost: false };
+        let waiting = Waiting { requests: HashMap::from([(7, Arc::clone(&pending))]), ..Waiting::default() };
         (Line { waiting: Mutex::new(waiting) }, pending)
     }
 

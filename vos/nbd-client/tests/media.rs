@@ -187,3 +187,22 @@ fn server_that_is_killed_takes_the_volume_along() {
     assert_eq!(lost.load(Ordering::SeqCst), 1);
     assert!(matches!(connect(&place.uri("disk")), Err(NbdError::Unreachable { .. })));
 }
+
+/// Nobody is told of an end that he wished for; whoever waits for a server that is stopped can be freed.
+#[test]
+fn volume_that_is_left_is_not_lost() {
+    let place = Place::new();
+    let Some(theirs) = Theirs::serve("qemu-nbd", &place.image(), &place.socket()) else { return };
+    let lost = Arc::new(AtomicU32::new(0));
+    let told = Arc::clone(&lost);
+    drop(place.volume(move || _ = told.fetch_add(1, Ordering::SeqCst)));
+    let told = Arc::clone(&lost);
+    let volume = place.volume(move || _ = told.fetch_add(1, Ordering::SeqCst));
+    assert_eq!(lost.load(Ordering::SeqCst), 0, "it was left");
+    let ender = volume.ender().expect("a descriptor");
+    let pid = rustix::process::Pid::from_child(&theirs.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("ours");
+    let waits = std::thread::spawn(move || volume.flush());
+    ender.end();
+    assert_eq!(waits.join().expect("no panic"), Err(rustix::io::Errno::IO));
+}

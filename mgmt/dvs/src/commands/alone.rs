@@ -80,14 +80,15 @@ pub use served::execute;
 #[cfg(feature = "machinery")]
 mod served {
     use std::io::{self, Write};
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
     use std::process::ExitCode;
     use std::sync::Arc;
 
     use gate_nbd::{BlockStore, Exporter, NbdListener, TlsSettings};
+    use rustix::event::{PollFd, PollFlags, poll};
     use serde::Serialize;
 
-    use super::volume::{self, Changes};
+    use super::volume::{self, Changes, Connected, Opened};
     use super::{Command, DiskOptions};
     use crate::cli::Global;
     use crate::commands::{Outcome, print};
@@ -129,13 +130,14 @@ mod served {
         // Before there are threads, which inherit what is blocked.
         let stop = sys::signals::open(&[libc::SIGTERM, libc::SIGINT])
             .map_err(|error| Failure::new("signals cannot be waited for").because(&error))?;
-        let (image, volume) = match (&options.image, options.memory) {
+        let opened = match (&options.image, options.memory) {
             (Some(image), _) => {
                 let changes = if options.read_only { Changes::Never } else { Changes::Unless };
-                (image.display().to_string(), volume::open(image, options.size, changes)?)
+                volume::open(image, options.size, changes)?
             }
-            (None, bytes) => ("memory".to_owned(), volume::in_memory(bytes.unwrap_or(0))?),
+            (None, bytes) => volume::in_memory(bytes.unwrap_or(0))?,
         };
+        let Opened { volume, source: image, connection } = opened;
         let store: Box<dyn BlockStore> = Box::new(volume);
         let (listener, place) = match &options.socket {
             Some(path) => (NbdListener::unix(path), path.display().to_string()),
@@ -169,9 +171,39 @@ mod served {
         if let Some(settings) = tls {
             exporter.demand_tls(settings);
         }
-        let done = Arc::new(exporter).run(&listener, stop.as_fd());
+        let done = until_stopped(&stop, connection.as_ref(), |stop| Arc::new(exporter).run(&listener, stop));
         done.map_err(|error| Failure::new(format!("what was written to '{image}' last may be lost")).because(&error))?;
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// The first signal ends `work`; the second one ends its waiting for another server.
+    fn until_stopped<T: Send>(
+        stop: &OwnedFd,
+        connection: Option<&Connected>,
+        work: impl FnOnce(BorrowedFd<'_>) -> io::Result<T> + Send,
+    ) -> io::Result<T> {
+        let (stopped, tell) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        let (ended, over) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        std::thread::scope(|scope| {
+            let working = scope.spawn(move || {
+                let done = work(stopped.as_fd());
+                drop(over);
+                done
+            });
+            let mut tell = Some(tell);
+            loop {
+                let mut wait = [PollFd::new(stop, PollFlags::IN), PollFd::new(&ended, PollFlags::IN)];
+                if rustix::io::retry_on_intr(|| poll(&mut wait, None)).is_err() || !wait[1].revents().is_empty() {
+                    break;
+                }
+                let _ = sys::signals::next(stop);
+                if tell.take().is_none() {
+                    connection.into_iter().for_each(Connected::end);
+                }
+            }
+            drop(tell);
+            working.join().unwrap_or_else(|_| Err(io::Error::other("a thread ended")))
+        })
     }
 
     fn view(served: &Served, out: &mut impl Write) -> io::Result<()> {

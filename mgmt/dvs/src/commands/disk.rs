@@ -218,8 +218,9 @@ pub struct ExportOptions {
 #[command(after_help = "\
 The disk is served over NBD before (dvs disk export), and this machine reaches that address. MOUNTPOINT/disk has its bytes. A \
 loop device on it is a block device, for kernels without a client of NBD: losetup, mkfs, mount. fsync of the file is a flush \
-of the disk. Of the disk of the file tree nobody changes anything. When the gate ends, the file is an error and this command \
-ends; what was flushed is there.
+of the disk. Of the disk of the file tree nobody changes anything. When the gate ends, this command ends, and who uses the \
+file has an error; what was flushed is there. While something uses it, it is not unmounted; a second Ctrl-C takes it away all \
+the same.
 
 Who is not root needs fusermount3 (Debian: fuse3), and then only that user sees the file.
 
@@ -232,6 +233,7 @@ pub struct MountOptions {
     #[arg(add = names::containers())]
     dc: String,
     /// Disk, as dvs disk ls names it.
+    #[arg(add = names::disks())]
     disk: String,
     /// A directory; what is in it is hidden meanwhile.
     mountpoint: std::path::PathBuf,
@@ -463,7 +465,7 @@ fn mount(global: &Global, options: &MountOptions) -> Outcome {
     let changes = if options.read_only { Changes::Never } else { Changes::Unless };
     mount_what(global, &options.mountpoint, || {
         let uri = where_served(global, options)?;
-        Ok((volume::open(std::path::Path::new(&uri), None, changes)?, uri))
+        volume::open(std::path::Path::new(&uri), None, changes)
     })
 }
 

@@ -65,7 +65,7 @@ mod checked {
 
     pub fn check(global: &Global, options: &CheckOptions) -> Outcome {
         let image = options.image.display().to_string();
-        let volume = volume::open(&options.image, None, Changes::Never)?;
+        let volume = volume::open(&options.image, None, Changes::Never)?.volume;
         let failed = |error: &dyn std::error::Error| {
             let failure = Failure::new(format!("'{image}' cannot be checked")).because(error);
             failure.hint("the image of a file tree: images/root.img of a container that is stopped")

@@ -4,8 +4,9 @@
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 MOUNTPOINT/disk has the bytes of the volume. A loop device on it is a block device, for kernels without a client of NBD: \
-losetup, mkfs, mount. fsync of the file is a flush of the volume. When the server is lost, the file is an error and this \
-command ends; what was flushed is there.
+losetup, mkfs, mount. fsync of the file is a flush of the volume. When the server is lost, this command ends, and who uses \
+the file has an error; what was flushed is there. While something uses it, it is not unmounted; a second Ctrl-C takes it away \
+all the same, and waits for a server that says nothing no more.
 
 Who is not root needs fusermount3 (Debian: fuse3), and then only that user sees the file.
 
@@ -34,7 +35,6 @@ mod shown {
     use std::process::ExitCode;
     use std::time::{SystemTime, UNIX_EPOCH};
 
-    use disk_core::Volume;
     use gate_file::{FileGate, Owner};
     use gate_nbd::BlockStore;
     use rustix::event::{PollFd, PollFlags, poll};
@@ -44,7 +44,7 @@ mod shown {
     use super::FileOptions;
     use crate::cli::Global;
     use crate::commands::alone::fs::demand_mountpoint;
-    use crate::commands::alone::volume::{self, Changes};
+    use crate::commands::alone::volume::{self, Changes, Connected, Opened};
     use crate::commands::{Outcome, print, say};
     use crate::errors::Failure;
     use crate::output::{self, Row};
@@ -73,21 +73,13 @@ mod shown {
 
     pub fn mount(global: &Global, options: &FileOptions) -> Outcome {
         let changes = if options.read_only { Changes::Never } else { Changes::Unless };
-        mount_what(global, &options.mountpoint, || {
-            Ok((volume::open(&options.volume, None, changes)?, options.volume.display().to_string()))
-        })
+        mount_what(global, &options.mountpoint, || volume::open(&options.volume, None, changes))
     }
 
-    /// `find`: a volume, and what it is called.
-    pub fn mount_what(
-        global: &Global,
-        mountpoint: &Path,
-        find: impl FnOnce() -> Result<(Volume, String), Failure>,
-    ) -> Outcome {
+    pub fn mount_what(global: &Global, mountpoint: &Path, find: impl FnOnce() -> Result<Opened, Failure>) -> Outcome {
         demand_mountpoint(mountpoint)?;
         let stop = stop()?;
-        let (volume, source) = find()?;
-        show(global, volume, &source, mountpoint, &stop)
+        show(global, find()?, mountpoint, &stop)
     }
 
     /// Before there are threads, which inherit what is blocked.
@@ -96,11 +88,14 @@ mod shown {
         sys::signals::open(&signals).map_err(|error| Failure::new("signals cannot be waited for").because(&error))
     }
 
-    /// Until it is unmounted.
-    fn show(global: &Global, volume: Volume, source: &str, mountpoint: &Path, stop: &OwnedFd) -> Outcome {
+    /// Until it is unmounted, or lost.
+    fn show(global: &Global, opened: Opened, mountpoint: &Path, stop: &OwnedFd) -> Outcome {
+        let Opened { volume, source, connection } = opened;
         let place = std::path::absolute(mountpoint).unwrap_or(mountpoint.to_owned());
         let (bytes, read_only) = (BlockStore::bytes(&volume), volume.is_read_only());
-        let here = FuseHere { place, source: source.to_owned(), allow_other: false, read_only };
+        let (ended, over) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+            .map_err(|error| Failure::new("nothing can be waited for").because(&io::Error::from(error)))?;
+        let here = FuseHere { place, source: source.clone(), allow_other: false, read_only };
         let fuse = here.mount().map_err(|error| {
             let hint = "as root; or with fusermount3 (Debian: fuse3), and a directory of your own";
             Failure::new(format!("nothing is mounted at '{}'", here.place.display())).because(&error).hint(hint)
@@ -108,42 +103,53 @@ mod shown {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         let gate = FileGate::new(fuse, FILE, Box::new(volume), Owner { uid, gid, time });
-        let (ended, over) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
-            .map_err(|error| Failure::new("nothing can be waited for").because(&io::Error::from(error)))?;
-        let shown =
-            Shown { file: here.place.join(FILE).display().to_string(), volume: source.to_owned(), bytes, read_only };
-        let served = std::thread::scope(|scope| {
-            let serving = scope.spawn(|| {
-                let served = gate.serve();
-                drop(over);
-                served
-            });
-            let told = print(|out| output::one(out, global.output, &shown, view));
-            if told.is_err() {
-                let _ = here.detach();
-            }
-            unmount_when_asked(&here, stop, &ended);
-            let served = serving.join().unwrap_or_else(|_| Err(io::Error::other("a thread ended")));
-            told.map(|_| served)
-        })?;
-        served.map_err(|error| {
-            Failure::new(format!("what was written to '{source}' last may be lost")).because(&error)
-        })?;
+        let file = here.place.join(FILE).display().to_string();
+        let told = print(|out| {
+            output::one(out, global.output, &Shown { file, volume: source.clone(), bytes, read_only }, view)
+        });
+        if told.is_err() {
+            let _ = here.detach();
+            return told;
+        }
+        // Not waited for when the volume is lost: its end is this process's.
+        let serving = std::thread::spawn(move || {
+            let served = gate.serve();
+            drop(over);
+            served
+        });
+        let what = format!("what was written to '{source}' last may be lost");
+        if unmount_when_asked(&here, stop, &ended, connection.as_ref()) == End::Lost {
+            return Err(Failure::new(what).because_text("its server is lost").hint("what was flushed is there"));
+        }
+        let served = serving.join().unwrap_or_else(|_| Err(io::Error::other("a thread ended")));
+        served.map_err(|error| Failure::new(what).because(&error))?;
         Ok(ExitCode::SUCCESS)
     }
 
-    /// The second time it is taken away from there all the same.
-    fn unmount_when_asked(here: &FuseHere, stop: &OwnedFd, ended: &OwnedFd) {
+    #[derive(PartialEq, Eq)]
+    enum End {
+        Unmounted,
+        Lost,
+    }
+
+    /// The second time it is taken away from there all the same, and nothing is waited for.
+    fn unmount_when_asked(here: &FuseHere, stop: &OwnedFd, ended: &OwnedFd, connection: Option<&Connected>) -> End {
         let mut asked = 0;
         loop {
             let mut wait = [PollFd::new(stop, PollFlags::IN), PollFd::from_borrowed_fd(ended.as_fd(), PollFlags::IN)];
             if rustix::io::retry_on_intr(|| poll(&mut wait, None)).is_err() || !wait[1].revents().is_empty() {
-                return;
+                return End::Unmounted;
             }
             let _ = sys::signals::next(stop);
+            if connection.is_some_and(Connected::is_lost) {
+                let _ = here.detach();
+                return End::Lost;
+            }
             asked += 1;
             let done = if asked > 1 { here.detach() } else { here.unmount() };
-            if let Err(error) = done {
+            if asked > 1 {
+                connection.into_iter().for_each(Connected::end);
+            } else if let Err(error) = done {
                 let place = here.place.display();
                 say(&format!(
                     "'{place}' stays mounted: {error}; again takes it away from there all the same (fuser -m {place} says who)"

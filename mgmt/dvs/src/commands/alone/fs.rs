@@ -62,6 +62,7 @@ mod mounted {
     use nbd_client::NbdConnection;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::fs::MemfdFlags;
+    use rustix::io::Errno;
     use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
     use sandbox::fusehere::FuseHere;
     use serde::Serialize;
@@ -195,7 +196,8 @@ mod mounted {
         fn open(options: &FsOptions) -> Result<(Below, u64), Failure> {
             let shown = options.image.display();
             if let Some(uri) = volume::uri_of(&options.image)? {
-                let connection = volume::reach(&uri, options.size)?;
+                let changes = if options.read_only { Changes::Never } else { Changes::Always };
+                let connection = volume::reach(&uri, options.size, changes)?;
                 if connection.offer.is_read_only() && !options.read_only {
                     return Err(
                         Failure::new(format!("'{shown}' can only be read")).hint("an export that may be written")
@@ -232,13 +234,46 @@ mod mounted {
         /// For a disk server that begins again: it cannot go on with what the one before it asked.
         fn again(&mut self) -> Result<(), Failure> {
             let Below::Nbd { uri, connection } = self else { return Ok(()) };
+            let lost = |why: &str| {
+                let what = Failure::new(format!("the volume '{uri}' cannot be gone on with")).because_text(why);
+                what.hint("mount it again, once it is there: what fsync answered is in it")
+            };
             // What was written and not flushed is there as long as the server is the one that took it.
             if is_over(&connection.socket) {
-                let what = Failure::new(format!("the server of '{uri}' is lost"));
-                return Err(what.hint("once it is back, mount it again: what fsync answered is there"));
+                return Err(lost("its server is lost"));
             }
-            *connection = volume::reach(uri, Some(connection.offer.bytes))?;
+            // All that the one before it asked is done, or it could come after what the next one asks.
+            if !has_finished(&connection.socket) {
+                return Err(lost("its server does not end what it had begun"));
+            }
+            // What came over that connection a flush of the next one must cover.
+            if !connection.offer.is_one_for_all_connections() {
+                return Err(lost("its server does not promise that one flush is for all connections"));
+            }
+            let next = volume::reach(uri, Some(connection.offer.bytes), Changes::Never)?;
+            if next.offer.flags != connection.offer.flags {
+                return Err(lost("its server offers something else now"));
+            }
+            *connection = next;
             Ok(())
+        }
+    }
+
+    /// Tells the server that nothing more is asked, and waits until it has answered all, for [`GRACE`] at most.
+    fn has_finished(socket: &OwnedFd) -> bool {
+        let (until, mut room) = (Instant::now() + GRACE, vec![0; 256 << 10]);
+        let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
+        loop {
+            let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).unwrap_or_default();
+            let mut look = [PollFd::new(socket, PollFlags::IN)];
+            if !matches!(rustix::io::retry_on_intr(|| poll(&mut look, Some(&left))), Ok(1)) {
+                return false;
+            }
+            match rustix::io::read(socket, room.as_mut_slice()) {
+                Ok(0) | Err(Errno::CONNRESET) => return true,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => return false,
+            }
         }
     }
 

@@ -4,10 +4,12 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use disk_core::{Access, Image, ImageFile, Volume};
 use nbd::NbdUri;
-use nbd_client::{NbdConnection, NbdError, NbdVolume};
+use nbd_client::{NbdConnection, NbdEnder, NbdError, NbdVolume};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
@@ -22,28 +24,60 @@ pub enum Changes {
     Always,
 }
 
-/// As a volume of this process.
-pub fn open(path: &Path, size: Option<u64>, changes: Changes) -> Result<Volume, Failure> {
+/// A volume of this process, and what may become of it.
+pub struct Opened {
+    pub volume: Volume,
+    /// What it is called.
+    pub source: String,
+    pub connection: Option<Connected>,
+}
+
+/// Of a volume of an NBD server.
+pub struct Connected {
+    ender: NbdEnder,
+    is_lost: Arc<AtomicBool>,
+}
+
+impl Connected {
+    pub fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Acquire)
+    }
+
+    /// Who waits for its server waits no more.
+    pub fn end(&self) {
+        self.ender.end();
+    }
+}
+
+pub fn open(path: &Path, size: Option<u64>, changes: Changes) -> Result<Opened, Failure> {
     let access = if changes == Changes::Never { Access::ReadOnly } else { Access::ReadWrite };
     let image = path.display();
     let failed = |error: &dyn std::error::Error| Failure::new(format!("'{image}' cannot be served")).because(error);
+    let source = image.to_string();
     if let Some(uri) = uri_of(path)? {
-        let connection = reach(&uri, size)?;
+        let connection = reach(&uri, size, changes)?;
+        let is_lost = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&is_lost);
         // Who waits for requests is waited for by a signal.
-        let lost = || _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM);
+        let lost = move || {
+            told.store(true, Ordering::Release);
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM);
+        };
         let volume = NbdVolume::new(connection, changes == Changes::Never, lost).map_err(|error| failed(&error))?;
-        return Ok(Volume::new(volume));
+        let ender = volume.ender().map_err(|error| failed(&error))?;
+        return Ok(Opened { volume: Volume::new(volume), source, connection: Some(Connected { ender, is_lost }) });
     }
     let file = open_image(path, size, changes)?;
     let opened = ImageFile::open(Image { file, bytes: size, may_be_longer: false, access });
-    Ok(Volume::new(opened.map_err(|error| failed(&error))?))
+    let volume = Volume::new(opened.map_err(|error| failed(&error))?);
+    Ok(Opened { volume, source, connection: None })
 }
 
-pub fn in_memory(bytes: u64) -> Result<Volume, Failure> {
-    let failed = |error: &dyn std::error::Error| Failure::new("there is no such memory").because(error);
-    ImageFile::in_memory(bytes)
-        .map(Volume::new)
-        .map_err(|error| failed(&error).hint("a multiple of 4,096: --memory 1G"))
+pub fn in_memory(bytes: u64) -> Result<Opened, Failure> {
+    let opened = ImageFile::in_memory(bytes).map_err(|error| {
+        Failure::new("there is no such memory").because(&error).hint("a multiple of 4,096: --memory 1G")
+    })?;
+    Ok(Opened { volume: Volume::new(opened), source: "memory".to_owned(), connection: None })
 }
 
 /// `None`: it is a path.
@@ -56,7 +90,7 @@ pub fn uri_of(path: &Path) -> Result<Option<NbdUri>, Failure> {
 }
 
 /// `size`: what it must have, as nobody can make it larger from here.
-pub fn reach(uri: &NbdUri, size: Option<u64>) -> Result<NbdConnection, Failure> {
+pub fn reach(uri: &NbdUri, size: Option<u64>, changes: Changes) -> Result<NbdConnection, Failure> {
     let failed = || Failure::new(format!("'{uri}' cannot be used"));
     let connection = nbd_client::connect(uri).map_err(|error| {
         let hint = match &error {
@@ -67,6 +101,10 @@ pub fn reach(uri: &NbdUri, size: Option<u64>) -> Result<NbdConnection, Failure> 
         };
         failed().because(&error).hint(hint)
     })?;
+    if changes != Changes::Never && !connection.offer.is_read_only() && !connection.offer.can_flush() {
+        let why = "its server takes no flush, so nothing that is written there is promised to survive loss of power";
+        return Err(failed().because_text(why).hint("--read-only; nbd-server has 'flush = true'"));
+    }
     match size {
         Some(size) if size != connection.offer.bytes => {
             let has = connection.offer.bytes;
