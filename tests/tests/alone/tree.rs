@@ -93,7 +93,7 @@ fn image_that_is_only_looked_at_stays_as_it_is_also_when_it_was_not_closed() {
         let refused = std::fs::write(place.join("b"), "not told").expect_err("nothing is changed");
         assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
     }
-    looks.map(|tree| assert_eq!(tree.end(), Some(0)));
+    looks.into_iter().for_each(|tree| assert_eq!(tree.end(), Some(0)));
     assert!(std::fs::read(&image).expect("the image") == before);
     std::fs::write(&image, vec![0; 64 << 20]).expect("an image");
     let option = Path::new("--read-only");
