@@ -87,22 +87,19 @@ fn disk_of_a_container_is_one_for_clients_of_others_wherever_it_goes() {
     let (random, back) = (path("random"), path("back"));
     ok(&cluster, "n2", &["sh", "-c", &format!("head -c 40000000 /dev/urandom > {random}")]);
     ok(&cluster, "n2", &["nbdcopy", "--connections=4", &random, here]);
+    // Nobody has read what was not written: what a host has in its page cache it takes for data.
+    let map = ok(&cluster, "n2", &["nbdinfo", "--map", here]);
+    let state = |at: u64| {
+        let ranges = map.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let number = |word: &str| word.parse::<u64>().expect("a number");
+        let found = ranges.filter(|range| (number(range[0])..number(range[0]) + number(range[1])).contains(&at));
+        found.map(|range| number(range[2])).next()
+    };
+    assert_eq!((state(0), state(30 << 20), state(50 << 20)), (Some(0), Some(0), Some(3)), "{map}");
     ok(&cluster, "n2", &["nbdcopy", "--connections=4", here, &back]);
     ok(&cluster, "n2", &["cmp", "-n", "40000000", &random, &back]);
     let steps = ["write -P 7 205k 3k", "read -P 7 205k 3k", "write -f -P 9 1M 64k", "discard 0 64k", "read -P 0 0 64k"];
     qemu_io(&cluster, "n2", here, &[&steps[..], &["write -z 2M 1M", "read -P 0 2M 1M", "flush"]].concat());
-    let map = ok(&cluster, "n2", &["nbdinfo", "--map", here]);
-    let ranges: Vec<Vec<&str>> = map.lines().map(|line| line.split_whitespace().collect()).collect();
-    let state = |at: u64| {
-        let number = |word: &str| word.parse::<u64>().expect("a number");
-        let range = ranges.iter().find(|range| (number(range[0])..number(range[0]) + number(range[1])).contains(&at));
-        range.map(|range| range[2])
-    };
-    assert_eq!(
-        (state(0), state(60 << 10), state(1 << 20), state(2 << 20)),
-        (Some("3"), Some("3"), Some("0"), Some("3")),
-        "{map}"
-    );
 
     // The tree's disk is only read, and is the image of a file system that is mounted.
     cluster.ok(&["disk", "export", "shop", "data", "root", "--node", "n3", "--listen", "0.0.0.0:10809"]);

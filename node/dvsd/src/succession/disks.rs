@@ -324,6 +324,10 @@ fn grown(record: &DcRecord, disk: &str, bytes: u64, step: Step) -> Changed {
         it.grown_from = Some(it.grown_from.unwrap_or(it.bytes).min(volume.bytes));
         it.bytes = to;
     }
+    // It is so, whether the description names the disk or leaves it to us.
+    if next.placement == record.placement {
+        return Ok(None);
+    }
     change_promises(&mut next, &booked, if is_back { Promise::minus } else { Promise::plus });
     next.spec = resized(&record.spec, &volume.name, to);
     // Who is connected over NBD knows the earlier end.
