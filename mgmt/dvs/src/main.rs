@@ -53,7 +53,10 @@ fn main() -> ExitCode {
     let outcome = check_switched_off().and_then(|()| match command_line() {
         Ok(mut cli) => match cli.global.settle_format().and_then(|()| commands::watch::demand_listing(&cli)) {
             Err(failure) => Err(failure.status(usage::status(std::env::args_os()))),
-            Ok(()) if cli.global.watch => commands::watch::execute(cli, typed_again),
+            Ok(()) if cli.global.watch => {
+                let form = cli.global.output;
+                commands::watch::execute(cli, || typed_again(form))
+            }
             Ok(()) => commands::execute(&cli.global, cli.command),
         },
         Err(error) => no_command(&error),
@@ -79,9 +82,11 @@ fn command_line() -> Result<Cli, clap::Error> {
     }
 }
 
-fn typed_again() -> Result<Cli, Failure> {
+/// `form`: what its options have come to, once.
+fn typed_again(form: output::Format) -> Result<Cli, Failure> {
     let mut cli = command_line().map_err(|error| usage::complaint(&error, std::env::args_os()))?;
-    cli.global.settle_format().map(|()| cli)
+    cli.global.output = form;
+    Ok(cli)
 }
 
 /// Whoever switches features off that nobody knows would try nothing.

@@ -12,7 +12,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::{Map, Value, json};
 
 use crate::commands::{
-    Gone, access, cluster, context, dc, dev, disk, doctor, ds, fs, import, info, logs, node, ps, stats, version, wait,
+    Gone, access, alone, cluster, context, dc, dev, disk, doctor, ds, fs, import, info, logs, node, ps, stats, version,
+    wait,
 };
 use crate::help_tests::commands;
 use crate::installed::NewNode;
@@ -184,6 +185,10 @@ fn outputs() -> Outputs {
     all.own::<context::Used>(&["context add", "context use"], One);
     all.own::<dev::Place>(&["dev ls", "dev up"], List);
     all.own::<dev::Place>(&["dev restart", "dev kill", "dev wire"], One);
+    all.own::<alone::Served>(&["alone disk"], One);
+    all.own::<alone::Mounted>(&["alone fs"], One);
+    all.own::<alone::ShownFile>(&["alone file", "disk mount"], One);
+    all.own::<alone::Checked>(&["alone check"], One);
     let gone = ["rm", "dc delete", "fs quota rm", "fs snapshot rm", "service rm", "port rm", "node remove"];
     all.own::<Gone>(&gone, One);
     all.own::<Gone>(&["node token rm", "access rm", "context rm", "dev down"], One);
@@ -191,10 +196,7 @@ fn outputs() -> Outputs {
 }
 
 /// Commands that print nothing in these forms, or what is a form of its own.
-const OTHERS: [&str; 17] = [
-    "alone check",
-    "alone disk",
-    "alone fs",
+const OTHERS: [&str; 14] = [
     "attach",
     "cluster move-engine",
     "cluster recover",

@@ -76,6 +76,8 @@ pub fn execute(_: &crate::cli::Global, _: &Command) -> super::Outcome {
 
 #[cfg(feature = "machinery")]
 pub use served::execute;
+#[cfg(all(test, feature = "machinery"))]
+pub use {check::Checked, file::ShownFile, fs::Mounted, served::Served};
 
 #[cfg(feature = "machinery")]
 mod served {
@@ -107,7 +109,8 @@ mod served {
     }
 
     #[derive(Serialize)]
-    struct Served {
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
+    pub struct Served {
         uri: String,
         image: String,
         bytes: u64,

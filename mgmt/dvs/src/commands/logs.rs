@@ -2,6 +2,7 @@
 
 mod all;
 
+use std::collections::VecDeque;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -93,7 +94,7 @@ pub fn execute(global: &Global, options: &Options) -> Outcome {
 /// What a program wrote, as it is asked for.
 pub fn show(global: &Global, dc: &str, pid: u32, look: &Look) -> Outcome {
     let daemon = daemon(global)?;
-    let query = LogQuery { follow: look.follow, tail: look.tail };
+    let query = LogQuery { follow: look.follow, tail: look.tail_there() };
     block_on(async {
         let log = daemon.logs(dc, pid, query, look.since).await?;
         // A daemon of an earlier release leaves nothing out.
@@ -102,28 +103,92 @@ pub fn show(global: &Global, dc: &str, pid: u32, look: &Look) -> Outcome {
             return Err(Failure::new("the program runs since an earlier release, whose logs know no times")
                 .hint("without --since, --until and --timestamps; or stop and start the container"));
         }
-        let until = look.until.unwrap_or(u64::MAX);
         match (global.output, look.timestamps) {
-            (Format::Json, _) => tell(log, until, Objects::default()).await?,
-            (_, true) => tell(log, until, Timed::default()).await?,
-            (_, false) => tell(log, until, Plain).await?,
+            (Format::Json, _) => tell(log, look, Objects::default()).await?,
+            (_, true) => tell(log, look, Timed::default()).await?,
+            (_, false) => tell(log, look, Plain).await?,
         }
         Ok::<ExitCode, Failure>(ExitCode::SUCCESS)
     })?
 }
 
-async fn tell(mut log: TextStream, until_ms: u64, mut teller: impl Teller) -> Result<(), Failure> {
+impl Look {
+    /// Lines that the node keeps back: it knows no end, so with one all are asked for, and the last ones kept here.
+    fn tail_there(&self) -> Option<u64> {
+        self.tail.filter(|_| self.until.is_none())
+    }
+
+    fn tail_here(&self) -> Option<u64> {
+        self.tail.filter(|_| self.until.is_some())
+    }
+
+    fn until_ms(&self) -> u64 {
+        self.until.unwrap_or(u64::MAX)
+    }
+}
+
+async fn tell(mut log: TextStream, look: &Look, mut teller: impl Teller) -> Result<(), Failure> {
     if log.media() == Media::Text {
         while let Some(bytes) = log.next().await? {
             teller.piece(LogPiece { time_ms: None, stream: LogStream::Stdout, text: bytes.to_vec().into() })?;
         }
     } else {
-        let mut pieces = Entries::<LogPiece>::of(log);
-        while let Some(piece) = pieces.next().await?.filter(|piece| piece.time_ms.unwrap_or(0) <= until_ms) {
-            teller.piece(piece)?;
+        let (mut pieces, mut last) = (Entries::<LogPiece>::of(log), look.tail_here().map(LastLines::new));
+        while let Some(piece) = pieces.next().await?.filter(|piece| piece.time_ms.unwrap_or(0) <= look.until_ms()) {
+            match &mut last {
+                Some(last) => last.push(piece)?,
+                None => teller.piece(piece)?,
+            }
         }
+        last.map_or_else(VecDeque::new, LastLines::into_pieces)
+            .into_iter()
+            .try_for_each(|piece| teller.piece(piece))?;
     }
     teller.end()
+}
+
+/// The last lines of what came so far.
+struct LastLines {
+    wanted: u64,
+    /// Each with the lines that end in it.
+    pieces: VecDeque<(LogPiece, Vec<u8>, u64)>,
+    lines: u64,
+}
+
+impl LastLines {
+    fn new(wanted: u64) -> LastLines {
+        LastLines { wanted, pieces: VecDeque::new(), lines: 0 }
+    }
+
+    fn push(&mut self, piece: LogPiece) -> Result<(), Failure> {
+        let text = text_of(&piece)?;
+        let ends = text.iter().filter(|byte| **byte == b'\n').count() as u64;
+        self.lines += ends;
+        self.pieces.push_back((piece, text, ends));
+        // A line that has not ended yet is one more.
+        while self.pieces.front().is_some_and(|(_, _, ends)| self.lines - ends > self.wanted) {
+            self.lines -= self.pieces.pop_front().map_or(0, |(_, _, ends)| ends);
+        }
+        Ok(())
+    }
+
+    fn into_pieces(mut self) -> VecDeque<LogPiece> {
+        let has_rest = self.pieces.back().is_some_and(|(_, text, _)| text.last().is_some_and(|byte| *byte != b'\n'));
+        let mut skipped = (self.lines + u64::from(has_rest)).saturating_sub(self.wanted);
+        for (piece, text, _) in &mut self.pieces {
+            let mut cut = 0;
+            while skipped > 0 && cut < text.len() {
+                let line = text.get(cut..).unwrap_or_default().iter().position(|byte| *byte == b'\n');
+                cut = line.map_or(text.len(), |end| cut + end + 1);
+                skipped -= u64::from(line.is_some());
+            }
+            piece.text = text.split_off(cut).into();
+            if skipped == 0 {
+                break;
+            }
+        }
+        self.pieces.into_iter().map(|(piece, _, _)| piece).collect()
+    }
 }
 
 /// How a log is shown.
@@ -282,5 +347,31 @@ impl Lines {
     /// What came after the last end of a line.
     fn rest(self) -> Option<Begun> {
         Some(self.begun).filter(|begun| !begun.bytes.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod last_lines {
+    use super::*;
+
+    fn last(wanted: u64, texts: &[&str]) -> String {
+        let mut last = LastLines::new(wanted);
+        for text in texts {
+            let text = text.as_bytes().to_vec().into();
+            last.push(LogPiece { time_ms: None, stream: LogStream::Stdout, text }).unwrap();
+        }
+        let pieces = last.into_pieces();
+        pieces.iter().map(|piece| String::from_utf8(text_of(piece).unwrap()).unwrap()).collect()
+    }
+
+    #[test]
+    fn lines_are_counted_over_pieces() {
+        let texts = ["a\nb", "b\n", "c\nd\n"];
+        assert_eq!(last(0, &texts), "");
+        assert_eq!(last(1, &texts), "d\n");
+        assert_eq!(last(3, &texts), "bb\nc\nd\n");
+        assert_eq!(last(9, &texts), "a\nbb\nc\nd\n");
+        assert_eq!(last(2, &["a\n", "b\n", "rest"]), "b\nrest", "a line without an end is one");
+        assert_eq!(last(1, &["a\n", "b\nre", "st"]), "rest");
     }
 }

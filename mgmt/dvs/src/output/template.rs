@@ -116,9 +116,9 @@ fn unescaped(text: &str) -> String {
 }
 
 /// A thing of a list.
-struct Item<'a> {
+struct Item {
     json: Value,
-    headings: &'a [&'static str],
+    headings: Vec<&'static str>,
     cells: Vec<String>,
     name: String,
 }
@@ -185,9 +185,10 @@ impl Template {
     }
 }
 
-impl<'a> Item<'a> {
-    fn of<T: Row>(item: &T) -> io::Result<Item<'a>> {
-        let (headings, cells) = (T::HEADINGS, item.cells());
+impl Item {
+    fn of<T: Row>(item: &T) -> io::Result<Item> {
+        let headings = [T::HEADINGS, T::MORE_HEADINGS].concat();
+        let cells = item.cells().into_iter().chain(item.more_cells()).collect();
         Ok(Item { json: serde_json::to_value(item)?, headings, cells, name: item.name() })
     }
 

@@ -20,6 +20,8 @@ pub struct CheckOptions {
     pub data: bool,
 }
 
+#[cfg(all(test, feature = "machinery"))]
+pub use checked::Checked;
 #[cfg(feature = "machinery")]
 pub use checked::check;
 
@@ -40,7 +42,8 @@ mod checked {
     use crate::output::{self, Row};
 
     #[derive(Serialize)]
-    struct Checked {
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
+    pub struct Checked {
         image: String,
         inodes: u64,
         bytes: u64,

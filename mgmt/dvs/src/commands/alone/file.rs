@@ -24,6 +24,8 @@ pub struct FileOptions {
     pub read_only: bool,
 }
 
+#[cfg(all(test, feature = "machinery"))]
+pub use shown::ShownFile;
 #[cfg(feature = "machinery")]
 pub use shown::{mount, mount_what};
 
@@ -52,14 +54,15 @@ mod shown {
     const FILE: &str = "disk";
 
     #[derive(Serialize)]
-    struct Shown {
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
+    pub struct ShownFile {
         file: String,
         volume: String,
         bytes: u64,
         read_only: bool,
     }
 
-    impl Row for Shown {
+    impl Row for ShownFile {
         const HEADINGS: &'static [&'static str] = &["FILE", "VOLUME", "SIZE"];
 
         fn cells(&self) -> Vec<String> {
@@ -105,7 +108,7 @@ mod shown {
         let gate = FileGate::new(fuse, FILE, Box::new(volume), Owner { uid, gid, time });
         let file = here.place.join(FILE).display().to_string();
         let told = print(|out| {
-            output::one(out, global.output, &Shown { file, volume: source.clone(), bytes, read_only }, view)
+            output::one(out, global.output, &ShownFile { file, volume: source.clone(), bytes, read_only }, view)
         });
         if told.is_err() {
             let _ = here.detach();
@@ -158,7 +161,7 @@ mod shown {
         }
     }
 
-    fn view(shown: &Shown, out: &mut impl Write) -> io::Result<()> {
+    fn view(shown: &ShownFile, out: &mut impl Write) -> io::Result<()> {
         let only = if shown.read_only { ", read-only" } else { "" };
         writeln!(out, "{} ({}{only}) is {}", shown.volume, output::bytes(shown.bytes), shown.file)
     }

@@ -42,6 +42,8 @@ pub struct FsOptions {
     pub read_only: bool,
 }
 
+#[cfg(all(test, feature = "machinery"))]
+pub use mounted::Mounted;
 #[cfg(feature = "machinery")]
 pub use mounted::{demand_mountpoint, mount};
 
@@ -103,7 +105,8 @@ mod mounted {
     }
 
     #[derive(Serialize)]
-    struct Mounted {
+    #[cfg_attr(test, derive(schemars::JsonSchema))]
+    pub struct Mounted {
         mountpoint: String,
         image: String,
         bytes: u64,

@@ -81,7 +81,7 @@ async fn programs(
 async fn gather(daemon: &Client, dc: &str, look: &Look, manner: Manner) -> Result<(), Failure> {
     let (mut all, mut bytes) = (Vec::new(), 0);
     for (program, _) in programs(daemon, dc, &mut BTreeSet::new()).await? {
-        let query = LogQuery { follow: false, tail: look.tail };
+        let query = LogQuery { follow: false, tail: look.tail_there() };
         let Some(mut log) = Log::open(daemon, dc, program, query, look).await? else { continue };
         while let Some(lines) = log.next().await? {
             bytes += lines.iter().map(|one| one.line.bytes.len() + size_of::<Told>()).sum::<usize>();
@@ -102,21 +102,44 @@ async fn follow(daemon: &Client, dc: &str, look: &Look, manner: Manner) -> Resul
     let (queue, mut lines) = mpsc::channel::<Told>(QUEUE);
     let (mut known, mut missing) = (BTreeSet::new(), BTreeSet::new());
     let mut following: JoinSet<Result<(), Failure>> = JoinSet::new();
-    let mut is_first = true;
+    // What was there when somebody began to look: of it the last lines are enough.
+    let mut early: Option<BTreeSet<u32>> = None;
+    let mut are_too_many = false;
     let mut looks = tokio::time::interval(LOOK_AGAIN);
     loop {
         tokio::select! {
             Some(told) = lines.recv() => manner.tell(told)?,
             _ = looks.tick() => {
                 let is_over = daemon.dc(dc).await?.phase == DcPhase::Stopped;
-                for (program, state) in programs(daemon, dc, &mut missing).await? {
-                    // What ended before is told once, at the beginning.
-                    let is_new = known.insert(program.pid) && (is_first || state != ProcessState::Exited);
-                    if !is_new || following.len() >= FOLLOWED_MAX {
+                let there = programs(daemon, dc, &mut missing).await?;
+                let early = early.get_or_insert_with(|| there.iter().map(|(program, _)| program.pid).collect());
+                for (program, state) in there {
+                    let pid = program.pid;
+                    if known.contains(&pid) {
                         continue;
                     }
-                    let query = LogQuery { follow: state != ProcessState::Exited, tail: look.tail.filter(|_| is_first) };
-                    let Some(mut log) = Log::open(daemon, dc, program, query, look).await? else { continue };
+                    if following.len() >= FOLLOWED_MAX {
+                        if !std::mem::replace(&mut are_too_many, true) {
+                            say(&format!("dvs: {FOLLOWED_MAX} programs are followed at a time; others come when some have ended"));
+                        }
+                        break;
+                    }
+                    let tail = look.tail_there().filter(|_| early.contains(&pid));
+                    let query = LogQuery { follow: state != ProcessState::Exited, tail };
+                    let mut log = match Log::open(daemon, dc, program, query, look).await {
+                        Ok(log) => {
+                            known.insert(pid);
+                            let Some(log) = log else { continue };
+                            log
+                        }
+                        // Perhaps the next time.
+                        Err(failure) => {
+                            if missing.insert(pid.to_string()) {
+                                say(&format!("dvs: what {pid} wrote is missing: {}", printable(&failure.what)));
+                            }
+                            continue;
+                        }
+                    };
                     let queue = queue.clone();
                     following.spawn(async move {
                         while let Some(lines) = log.next().await? {
@@ -129,7 +152,6 @@ async fn follow(daemon: &Client, dc: &str, look: &Look, manner: Manner) -> Resul
                         Ok(())
                     });
                 }
-                is_first = false;
                 while let Some(ended) = following.try_join_next() {
                     // A node that is lost takes the streams of its programs along; the others go on.
                     if let Ok(Err(failure)) = ended {
@@ -165,7 +187,7 @@ impl Log {
         match daemon.logs(dc, program.pid, query, look.since).await {
             Ok(log) if log.media() == client::Media::Text => Ok(None),
             Ok(log) => {
-                let (begun, until_ms) = (Streams::default(), look.until.unwrap_or(u64::MAX));
+                let (begun, until_ms) = (Streams::default(), look.until_ms());
                 Ok(Some(Log { program, pieces: Entries::of(log), begun, until_ms, is_over: false }))
             }
             Err(client::Error::Refused(body)) if body.kind == ErrorKind::NotFound => Ok(None),
