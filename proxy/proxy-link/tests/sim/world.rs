@@ -9,7 +9,7 @@ use abi::layout::word;
 use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 use proxy_link::{
-    Action, Bodies, Ends, Identity, InBuffer, Indices, LinkTimes, LocalChannel, LocalRole, Peer, OutPiece, RingSpec,
+    Action, Bodies, Ends, Identity, InBuffer, Indices, LinkTimes, LocalChannel, LocalRole, OutPiece, Peer, RingSpec,
     WireChannel,
 };
 
