@@ -23,20 +23,32 @@ pub mod vcopy {
         port: Port,
         lent: Place,
         memory: Vec<u8>,
+        asking: Asking,
     }
 
-    pub fn connect(site: &Site, address: &str) -> Outcome<Copier> {
+    /// When the next MiB is asked for.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub enum Asking {
+        /// When the last has come.
+        After,
+        /// While the last comes.
+        Ahead,
+    }
+
+    pub fn connect(site: &Site, address: &str, asking: Asking) -> Outcome<Copier> {
         let server = Endpoint::new(address.parse()?).ok_or("no such endpoint")?;
         let mut port = Port::connect(&site.broker(), None)?;
         let answer = port.sendrec(server, &Message::new(1), Wait::Forever)?;
         let lent = Place { owner: server, grant: GrantId::from_number(answer.word(0)), offset: 0 };
-        Ok(Copier { port, lent, memory: vec![0; BYTES] })
+        Ok(Copier { port, lent, memory: vec![0; BYTES], asking })
     }
 
     impl Caller for Copier {
         fn call(&mut self, number: u64) -> Outcome<u64> {
             if number == STOP {
                 self.port.sendrec(self.lent.owner, &Message::new(2), Wait::Forever)?;
+            } else if self.asking == Asking::Ahead {
+                self.port.copy_from_ahead(self.lent, &mut self.memory, self.lent, Wait::Forever)?;
             } else {
                 self.port.copy_from(self.lent, &mut self.memory, Wait::Forever)?;
             }

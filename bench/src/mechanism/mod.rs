@@ -90,6 +90,10 @@ pub enum Mechanism {
     M3ipcStreamPlain,
     /// 1 MiB at a time between nodes by `vcopy`, TLS on.
     M3ipcStream,
+    /// The same, each MiB asked for while the one before comes, TLS off.
+    M3ipcAheadPlain,
+    /// The same, TLS on.
+    M3ipcAhead,
 }
 
 /// What is done in one trip.
@@ -177,11 +181,17 @@ impl Site {
 impl Mechanism {
     pub fn family(self) -> Family {
         use Mechanism::{
-            BareInPlace, M3ipcInPlace, M3ipcStream, M3ipcStreamPlain, M3ipcVcopy, Pipe64k, ProcessVmReadv,
+            BareInPlace, M3ipcAhead, M3ipcAheadPlain, M3ipcInPlace, M3ipcStream, M3ipcStreamPlain, M3ipcVcopy, Pipe64k,
+            ProcessVmReadv,
         };
         match self {
             ProcessVmReadv | Pipe64k | M3ipcVcopy | BareInPlace | M3ipcInPlace => Family::Copies,
-            Mechanism::TcpBulk | Mechanism::RustlsBulk | M3ipcStream | M3ipcStreamPlain => Family::Streams,
+            Mechanism::TcpBulk
+            | Mechanism::RustlsBulk
+            | M3ipcStream
+            | M3ipcStreamPlain
+            | M3ipcAhead
+            | M3ipcAheadPlain => Family::Streams,
             _ => Family::Messages,
         }
     }
@@ -197,7 +207,9 @@ impl Mechanism {
             | Mechanism::M3ipcVcopy
             | Mechanism::M3ipcInPlace
             | Mechanism::M3ipcStream
-            | Mechanism::M3ipcStreamPlain => "adaptive",
+            | Mechanism::M3ipcStreamPlain
+            | Mechanism::M3ipcAhead
+            | Mechanism::M3ipcAheadPlain => "adaptive",
             _ => "blocking",
         }
     }
@@ -213,7 +225,10 @@ impl Mechanism {
 
     /// Of the link, where it goes over one.
     pub fn encryption(self) -> Encryption {
-        if self == Mechanism::M3ipcStreamPlain { Encryption::Plain } else { Encryption::Tls }
+        match self {
+            Mechanism::M3ipcStreamPlain | Mechanism::M3ipcAheadPlain => Encryption::Plain,
+            _ => Encryption::Tls,
+        }
     }
 
     /// Whether it goes over the link between two nodes.
@@ -293,7 +308,10 @@ impl Mechanism {
             Mechanism::M3ipcInPlace => copies::in_place::serve(site, ready),
             Mechanism::TcpBulk => bulk::serve_tcp(site, ready),
             Mechanism::RustlsBulk => bulk::serve_rustls(site, ready),
-            Mechanism::M3ipcStream | Mechanism::M3ipcStreamPlain => bulk::vcopy::serve(site, ready),
+            Mechanism::M3ipcStream
+            | Mechanism::M3ipcStreamPlain
+            | Mechanism::M3ipcAhead
+            | Mechanism::M3ipcAheadPlain => bulk::vcopy::serve(site, ready),
         }
     }
 
@@ -320,7 +338,12 @@ impl Mechanism {
             Mechanism::M3ipcInPlace => user.on(copies::in_place::connect(site, address)?),
             Mechanism::TcpBulk => user.on(bulk::connect_tcp(address)?),
             Mechanism::RustlsBulk => user.on(bulk::connect_rustls(site, address)?),
-            Mechanism::M3ipcStream | Mechanism::M3ipcStreamPlain => user.on(bulk::vcopy::connect(site, address)?),
+            Mechanism::M3ipcStream | Mechanism::M3ipcStreamPlain => {
+                user.on(bulk::vcopy::connect(site, address, bulk::vcopy::Asking::After)?)
+            }
+            Mechanism::M3ipcAhead | Mechanism::M3ipcAheadPlain => {
+                user.on(bulk::vcopy::connect(site, address, bulk::vcopy::Asking::Ahead)?)
+            }
         }
     }
 

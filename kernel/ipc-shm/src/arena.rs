@@ -206,10 +206,65 @@ impl Arena {
         counted(unsafe { libc::readv(fd.as_fd().as_raw_fd(), parts.as_ptr(), 2) })
     }
 
+    /// One `readv` of a range and, after it, of `rest`: how a proxy takes what comes over a socket without a copy.
+    /// The range is filled first.
+    pub fn readv_with_rest(&self, fd: impl AsFd, offset: usize, bytes: usize, rest: &mut [u8]) -> io::Result<usize> {
+        let at = self.place(offset, bytes)?;
+        let to = self.object.writable_range(at, bytes).ok_or(OutOfArena)?;
+        let parts = [
+            libc::iovec { iov_base: to.cast(), iov_len: bytes },
+            libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() },
+        ];
+        // SAFETY: both parts are writable for their length and outlive the call.
+        counted(unsafe { libc::readv(fd.as_fd().as_raw_fd(), parts.as_ptr(), 2) })
+    }
+
     fn place(&self, offset: usize, bytes: usize) -> Result<usize, OutOfArena> {
         let end = offset.checked_add(bytes).ok_or(OutOfArena)?;
         if end > self.bytes { Err(OutOfArena) } else { Ok(self.first + offset) }
     }
+}
+
+/// A part of what goes over a socket at once.
+#[derive(Clone, Copy, Debug)]
+pub enum SentPart<'a> {
+    Bytes(&'a [u8]),
+    /// As it lies there while the kernel takes it.
+    Range {
+        arena: &'a Arena,
+        offset: usize,
+        bytes: usize,
+    },
+}
+
+/// Parts of one [`send_parts`]: what is beyond waits for the next.
+pub const SENT_PARTS_MAX: usize = 64;
+
+/// One `sendmsg` over a stream socket, which may be non-blocking. Returns the bytes that were taken, which may be
+/// fewer.
+pub fn send_parts<'a>(socket: impl AsFd, parts: impl Iterator<Item = SentPart<'a>>) -> io::Result<usize> {
+    let mut vectors = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; SENT_PARTS_MAX];
+    let mut count = 0;
+    for (vector, part) in vectors.iter_mut().zip(parts) {
+        *vector = match part {
+            SentPart::Bytes(bytes) => {
+                libc::iovec { iov_base: bytes.as_ptr() as *mut libc::c_void, iov_len: bytes.len() }
+            }
+            SentPart::Range { arena, offset, bytes } => {
+                let at = arena.place(offset, bytes)?;
+                let from = arena.object.range(at, bytes).ok_or(OutOfArena)?;
+                libc::iovec { iov_base: from.cast(), iov_len: bytes }
+            }
+        };
+        count += 1;
+    }
+    // SAFETY: a message of zeros has no address and no control data.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = vectors.as_mut_ptr();
+    message.msg_iovlen = count;
+    // SAFETY: 1. The first `count` vectors are readable for their length and outlive the call: `'a`. 2. Nothing is
+    // written through them.
+    counted(unsafe { libc::sendmsg(socket.as_fd().as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) })
 }
 
 fn counted(result: isize) -> io::Result<usize> {
@@ -272,5 +327,23 @@ mod tests {
         assert_eq!(arena.read_from_fd(&file, 7, 200, 5).unwrap(), 5);
         assert_eq!(arena.to_vec(200, 5).unwrap(), b"hello");
         assert!(arena.read_from_fd(&file, 0, 8000, 4096).is_err());
+    }
+
+    #[test]
+    fn ranges_go_over_a_socket_between_bytes_and_are_taken_from_it_where_they_belong() {
+        let (from, to) = std::os::unix::net::UnixStream::pair().unwrap();
+        let arena = arena(8192);
+        arena.copy_in(100, b"hello").unwrap();
+        let range = SentPart::Range { arena: &arena, offset: 100, bytes: 5 };
+        let parts = [SentPart::Bytes(b"<"), range, SentPart::Bytes(b">"), range];
+        assert_eq!(send_parts(&from, parts.into_iter()).unwrap(), 12);
+        let outside = SentPart::Range { arena: &arena, offset: 8190, bytes: 5 };
+        assert!(send_parts(&from, [outside].into_iter()).is_err());
+        let mut rest = [0; 4];
+        assert_eq!(arena.readv_with_rest(&to, 200, 7, &mut rest).unwrap(), 11);
+        assert_eq!(arena.to_vec(200, 8).unwrap(), b"<hello>\0");
+        assert_eq!(&rest, b"hell");
+        assert!(arena.readv_with_rest(&to, 8190, 7, &mut rest).is_err());
+        assert_eq!(arena.readv_with_rest(&to, 0, 0, &mut rest).unwrap(), 1);
     }
 }

@@ -24,7 +24,7 @@ mod mapping;
 mod objects;
 
 pub use abi::layout::{Role, Size};
-pub use arena::{Arena, OutOfArena};
+pub use arena::{Arena, OutOfArena, SENT_PARTS_MAX, SentPart, send_parts};
 pub use control::{ControlPage, ControlWriter, Life};
 pub use fork::ForkGuard;
 pub use gauge::{Gauge, Reading};

@@ -44,6 +44,10 @@ pub const READ_ROUND_BYTES: usize = 4 << 20;
 pub const READ_BYTES: usize = 128 * 1024;
 /// Plain bytes encrypted before they are written: a batch; they stay in the cache on their way.
 pub const WRITE_BYTES: usize = proxy_link::limits::BATCH_BYTES;
+/// What is read behind data that goes to its place at once: the head of the next frame. More would be copied.
+pub const READ_BEHIND_BYTES: usize = 512;
+/// Data of which less is left is read with what follows it.
+pub const READ_IN_PLACE_MIN: u32 = 4096;
 /// Channels that wait for their node to become a known peer.
 pub const ORPHANS_MAX: usize = 4096;
 /// Requests to the broker that are not answered yet.

@@ -51,14 +51,14 @@ pub(crate) struct Sent {
 
 pub(crate) fn send(connection: &mut Connection, entry: &mut Entry, now: Duration) -> Result<Sent, CutReason> {
     let mut bytes = 0;
+    entry.peer.set_bodies(connection.bodies());
     loop {
         let more = entry.peer.fill(now);
-        let pending = entry.peer.outgoing().pending();
-        let wanted = pending.len();
+        let wanted = entry.peer.pending_bytes();
         if wanted == 0 && !connection.session.wants_write() {
             return Ok(Sent { bytes, interest: WriteInterest::None });
         }
-        let count = connection.write(pending)?;
+        let count = connection.send(&entry.peer)?;
         entry.peer.sent(now, count);
         bytes += count;
         if count < wanted || connection.session.wants_write() {
@@ -75,7 +75,7 @@ pub(crate) fn send(connection: &mut Connection, entry: &mut Entry, now: Duration
 
 /// Whether bytes wait for room: what came for a transport may have made some, and only an attempt tells.
 pub(crate) fn has_unsent(connection: &Connection, entry: &Entry) -> bool {
-    connection.session.wants_write() || !entry.peer.outgoing().pending().is_empty()
+    connection.session.wants_write() || entry.peer.pending_bytes() > 0
 }
 
 #[cfg(test)]

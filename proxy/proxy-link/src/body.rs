@@ -26,6 +26,12 @@ pub(crate) struct Outgoing {
     packing: Packing,
 }
 
+/// Where the rest of it can be read.
+pub(crate) enum Place<'a> {
+    InArena { at: u32, bytes: u32 },
+    Kept(&'a [u8]),
+}
+
 enum Rest {
     InArena,
     /// The channel ended: its memory goes, and what was left of the data is here.
@@ -114,7 +120,17 @@ impl Outgoing {
         copied
     }
 
-    fn advance(&mut self, count: usize) {
+    /// `None`: nowhere.
+    pub(crate) fn place(&self) -> Option<Place<'_>> {
+        match &self.rest {
+            Rest::InArena => Some(Place::InArena { at: self.at, bytes: self.left }),
+            Rest::Kept(bytes) => bytes.get(bytes.len() - self.left as usize..).map(Place::Kept),
+            Rest::Lost => None,
+        }
+    }
+
+    /// The next `count` bytes of it went, or were put.
+    pub(crate) fn advance(&mut self, count: usize) {
         self.at += count as u32;
         self.left -= count as u32;
     }

@@ -37,6 +37,11 @@ impl OutBuffer {
         (self.start, self.end, self.put_total) = (0, 0, 0);
     }
 
+    /// So many bytes are sent that are not here.
+    pub(crate) fn count(&mut self, bytes: usize) {
+        self.put_total += bytes as u64;
+    }
+
     pub(crate) fn put_total(&self) -> u64 {
         self.put_total
     }

@@ -6,6 +6,10 @@ use wire::limits::{FRAME_BYTES_MAX, WHOLE_FRAME_BYTES_MAX};
 /// a few bytes for a write of their own. What is put is encrypted and written before more is put, so all of it stays in
 /// the nearest caches on its way.
 pub const BATCH_BYTES: usize = abi::limits::COPY_CHUNK_BYTES as usize + 256;
+/// Data that is sent from where it lies: shorter data is copied, which costs less than one more piece; so many at a
+/// time make a batch, which is at most a channel's turn.
+pub const IN_PLACE_BYTES_MIN: u32 = 4096;
+pub const IN_PLACE_MAX: usize = 16;
 /// Kept free for frames that must always go (heartbeat, credit, refusals): they are small and few.
 pub const RESERVE_BYTES: usize = 4096;
 /// A batch, one more frame of the longest kind that is put as a whole, and the reserve.

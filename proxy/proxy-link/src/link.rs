@@ -5,11 +5,12 @@ use std::time::Duration;
 use abi::{Epoch, IpcError, NodeId, PairId};
 use versions::Versions;
 use wire::frame::feature;
-use wire::{Frame, Hello, Packing, Refusal};
+use wire::{Frame, Hello, Packing, Refusal, WireChannel};
 
 use crate::body::Outgoing;
 use crate::buffer::OutBuffer;
 use crate::channel::LocalChannel;
+use crate::in_place::{Bodies, Insertions};
 use crate::presence::{Confirmed, Opinion};
 use crate::thrift::{Packer, Thrift};
 use crate::{LinkError, limits};
@@ -98,6 +99,9 @@ pub(crate) struct Link {
     pub(crate) out: OutBuffer,
     /// Data of the frame that was put last, if it is not all in the out buffer yet: nothing else is put before.
     pub(crate) body: Option<Outgoing>,
+    /// Data that goes from where it lies, and whether there may be such.
+    pub(crate) in_place: Insertions,
+    pub(crate) bodies: Bodies,
     pub(crate) counters: Counters,
     /// Packs data, if this side can; and whether the peer can too.
     thrift: Option<Thrift>,
@@ -143,6 +147,8 @@ impl Link {
             phase: Phase::Apart,
             out: OutBuffer::new(),
             body: None,
+            in_place: Insertions::default(),
+            bodies: Bodies::Copied,
             counters: Counters::default(),
             thrift: None,
             peer_unpacks: false,
@@ -251,8 +257,7 @@ impl Link {
     }
 
     fn begin(&mut self, now: Duration, phase: Phase) {
-        self.out.clear();
-        self.body = None;
+        self.forget_outgoing();
         self.phase = phase;
         (self.last_heard, self.last_sent) = (now, now);
         if let Some(thrift) = &mut self.thrift {
@@ -284,8 +289,14 @@ impl Link {
 
     pub(crate) fn cut(&mut self) {
         self.phase = Phase::Apart;
+        self.forget_outgoing();
+    }
+
+    fn forget_outgoing(&mut self) {
         self.out.clear();
         self.body = None;
+        self.in_place.clear();
+        self.bodies = Bodies::Copied;
     }
 
     /// A frame came, or a ring's frame up to its data.
@@ -340,12 +351,46 @@ impl Link {
 
     fn bulk_may_go(&self, bytes: usize) -> bool {
         let under_way = self.out.put_total() - self.peer_processed;
-        self.out.pending().len() < limits::BATCH_BYTES && under_way + bytes as u64 <= self.peer_window
+        self.has_room_in_batch() && under_way + bytes as u64 <= self.peer_window
+    }
+
+    fn has_room_in_batch(&self) -> bool {
+        self.out.pending().len() < limits::BATCH_BYTES
+            && self.in_place.bytes() < limits::TURN_BYTES
+            && !self.in_place.is_full()
+    }
+
+    /// Bytes to be sent, wherever they lie.
+    pub(crate) fn pending_bytes(&self) -> usize {
+        self.out.pending().len() + self.in_place.bytes()
+    }
+
+    /// The channel's memory goes, perhaps in the middle of a frame.
+    pub(crate) fn keep_data<C: LocalChannel>(&mut self, channel: WireChannel, local: &C) {
+        if let Some(body) = self.body.as_mut().filter(|body| body.channel == channel) {
+            body.keep(local);
+        }
+        self.in_place.keep(channel, local);
+    }
+
+    /// Data that cannot be had any more, although it was announced.
+    pub(crate) fn has_lost_data(&self) -> bool {
+        self.body.as_ref().is_some_and(Outgoing::is_lost) || self.in_place.is_lost()
     }
 
     /// The data after a head that was put just now: what the batch takes of it; the rest follows ([`Link::go_on`]).
     /// After an error the head is taken back.
     pub(crate) fn put_data<C: LocalChannel>(&mut self, mut body: Outgoing, local: &C) -> Result<(), IpcError> {
+        if self.bodies == Bodies::InPlace
+            && body.packing() == Packing::Plain
+            && body.left() >= limits::IN_PLACE_BYTES_MIN
+        {
+            self.out.count(body.left() as usize);
+            self.in_place.push(body, &self.out);
+            self.counters.sent_frames += 1;
+            self.counters.sent_entries += 1;
+            return Ok(());
+        }
         if let Err(error) = self.put_body(&mut body, Some(local)) {
             self.out.shrink(Frame::RING_OVERHEAD_BYTES);
             return Err(error);
@@ -398,7 +443,7 @@ impl Link {
                 self.processed_told = self.processed;
             }
         }
-        let is_idle = now.saturating_sub(self.last_sent) >= self.times.heartbeat && self.out.pending().is_empty();
+        let is_idle = now.saturating_sub(self.last_sent) >= self.times.heartbeat && self.pending_bytes() == 0;
         // A link that is busy says, too, what it heard of the peer.
         let is_due = is_idle || now.saturating_sub(self.confirmed.last_sent()) >= self.times.heartbeat;
         if !is_due && !self.answer_due {
@@ -428,10 +473,11 @@ impl Link {
 
     /// The transport took `bytes`.
     pub(crate) fn sent(&mut self, now: Duration, bytes: usize) {
-        self.out.sent(bytes);
+        self.in_place.sent(bytes, &mut self.out);
         self.counters.sent_bytes += bytes as u64;
         if let Some(thrift) = &mut self.thrift {
-            thrift.sent(now, bytes, !self.out.pending().is_empty());
+            let is_left = self.out.pending().len() + self.in_place.bytes() > 0;
+            thrift.sent(now, bytes, is_left);
         }
         if bytes > 0 {
             self.last_sent = now;

@@ -98,6 +98,75 @@ pub(super) fn caller_copies_from_and_to_a_server_that_waits(world: &dyn World) {
     assert!(memory.to_vec(0, LONGEST).unwrap() == expected);
 }
 
+pub(super) fn stream_of_copies_that_are_asked_for_ahead_brings_what_single_ones_bring(world: &dyn World) {
+    const COPIES: usize = 4;
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    let data = pattern(COPIES * LONGEST, 4);
+    let grant = server.grant(client.endpoint(), &memory_with(&data), Direction::Read).unwrap();
+    let at = |offset: usize| Place { owner: Endpoint::FS, grant, offset: offset as u64 };
+    thread::scope(|scope| {
+        let server = scope.spawn(move || wait_until_told(server));
+        for bytes in LENGTHS {
+            let mut came = vec![0; bytes];
+            for start in (0..COPIES).map(|number| number * bytes) {
+                client.copy_from_ahead(at(start), &mut came, at(start + bytes), SOON).unwrap();
+                assert!(came == data[start..start + bytes], "{bytes} bytes from {start}");
+            }
+        }
+        client.sendrec(Endpoint::FS, &Message::new(1), SOON).unwrap();
+        server.join().unwrap();
+    });
+}
+
+pub(super) fn copy_asked_for_ahead_is_forgotten_for_another_and_refused_when_it_is_called(world: &dyn World) {
+    const BYTES: usize = 700_000;
+    let mut server = world.server(Endpoint::FS, 1);
+    let mut client = world.program();
+    let data = pattern(3 * BYTES, 5);
+    let memory = memory_with(&data);
+    let grant = server.grant(client.endpoint(), &memory, Direction::Read).unwrap();
+    let other = server.grant(client.endpoint(), &memory_with(&[0; 3 * BYTES]), Direction::ReadWrite).unwrap();
+    let of = |grant, offset: usize| Place { owner: Endpoint::FS, grant, offset: offset as u64 };
+    let at = |offset: usize| of(grant, offset);
+    thread::scope(|scope| {
+        let server = scope.spawn(move || wait_until_told(server));
+        let (mut came, mut less) = (vec![0; BYTES], vec![0; 100_000]);
+        for round in 0..20 {
+            client.copy_from_ahead(at(0), &mut came, at(BYTES), SOON).unwrap();
+            assert!(came == data[..BYTES]);
+            match round % 4 {
+                // Another place, another length, the other direction, nothing at all.
+                0 => client.copy_from(at(2 * BYTES), &mut came, SOON).unwrap(),
+                1 => client.copy_from(at(BYTES), &mut less, SOON).unwrap(),
+                2 => client.copy_to(&data[..BYTES], of(other, BYTES), SOON).unwrap(),
+                _ => {}
+            }
+            match round % 4 {
+                0 => assert!(came == data[2 * BYTES..]),
+                1 => assert!(less == data[BYTES..BYTES + less.len()]),
+                2 => {
+                    client.copy_from(of(other, BYTES), &mut came, SOON).unwrap();
+                    assert!(came == data[..BYTES]);
+                }
+                _ => {}
+            }
+        }
+        let outside = at(2 * BYTES + 1);
+        client.copy_from_ahead(at(0), &mut came, outside, SOON).unwrap();
+        assert_eq!(client.copy_from(outside, &mut came, SOON), Err(IpcError::OutOfGrant));
+        client.copy_from_ahead(at(0), &mut came, of(GrantId::new(99, 1), 0), SOON).unwrap();
+        let never_given = client.copy_from_ahead(of(GrantId::new(99, 1), 0), &mut came, at(0), SOON);
+        assert_eq!(never_given, Err(IpcError::UnknownGrant));
+        let own = Place { owner: client.endpoint(), ..at(0) };
+        assert_eq!(client.copy_from_ahead(at(0), &mut came, own, SOON), Err(IpcError::BadArgument));
+        client.copy_from(at(0), &mut came, SOON).unwrap();
+        assert!(came == data[..BYTES]);
+        client.sendrec(Endpoint::FS, &Message::new(1), SOON).unwrap();
+        server.join().unwrap();
+    });
+}
+
 pub(super) fn copy_outside_what_was_granted_moves_nothing_and_says_why(world: &dyn World) {
     let mut server = world.server(Endpoint::FS, 1);
     let (mut client, stranger) = (world.program(), world.program());

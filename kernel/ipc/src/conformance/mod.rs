@@ -81,6 +81,14 @@ const CASES: &[Case] = &[
     ("server_copies_from_and_to_its_caller", copies::server_copies_from_and_to_its_caller),
     ("caller_copies_from_and_to_a_server_that_waits", copies::caller_copies_from_and_to_a_server_that_waits),
     (
+        "stream_of_copies_that_are_asked_for_ahead_brings_what_single_ones_bring",
+        copies::stream_of_copies_that_are_asked_for_ahead_brings_what_single_ones_bring,
+    ),
+    (
+        "copy_asked_for_ahead_is_forgotten_for_another_and_refused_when_it_is_called",
+        copies::copy_asked_for_ahead_is_forgotten_for_another_and_refused_when_it_is_called,
+    ),
+    (
         "copy_outside_what_was_granted_moves_nothing_and_says_why",
         copies::copy_outside_what_was_granted_moves_nothing_and_says_why,
     ),

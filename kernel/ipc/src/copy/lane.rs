@@ -1,7 +1,8 @@
 //! The copier's end of a copy lane.
 //!
-//! A slot of the lane's arena is free, or belongs to a request in flight: of the copy that runs (`Running`) or of one
-//! whose limit passed (`Abandoned`). Only its completion frees it.
+//! A slot of the lane's arena is free, or belongs to a request in flight: of the copy that runs (`Running`), of one
+//! whose limit passed (`Abandoned`), or of the one that the copier said comes next (`Ahead`). Only its completion frees
+//! it; what was asked for ahead lies there until the next copy takes it or is another one (`Here`).
 
 use abi::copy::{Chunk, Request};
 use abi::limits::{COPY_CHUNK_BYTES, COPY_ENTRIES};
@@ -44,6 +45,8 @@ pub(crate) struct Job<'a> {
     pub bytes: u64,
     /// Where the copy of which this is a part ends in the grant.
     pub whole_end: u64,
+    /// Where the copier reads as many bytes next, by its own word.
+    pub next: Option<(GrantId, u64)>,
 }
 
 /// How the copier waits.
@@ -63,18 +66,50 @@ enum ChunkState {
         bytes: u32,
     },
     Abandoned,
+    /// Of the copy that comes next: on its way, and come, with the owner's word on it.
+    Ahead {
+        at: u64,
+        bytes: u32,
+    },
+    Here {
+        at: u64,
+        bytes: u32,
+        status: u32,
+    },
 }
 
 #[derive(Debug)]
 pub(crate) struct CopyLane {
     ring: RingClient,
     slots: [ChunkState; COPY_ENTRIES as usize],
+    ahead: Option<Ahead>,
 }
+
+/// A read that was asked for before it was called.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Ahead {
+    grant: GrantId,
+    offset: u64,
+    bytes: u64,
+    /// Bytes asked for.
+    next: u64,
+}
+
+/// Free slots for which it pays to ask ahead: each asking is a packet of its own between nodes.
+const AHEAD_SLOTS_MIN: usize = 4;
 
 /// Requests a small copy is cut into, so that one party copies out while the other copies in.
 const PARTS: u64 = 4;
 /// Less is not worth a request.
 const PART_BYTES_MIN: u64 = 8 << 10;
+
+impl Ahead {
+    fn is_of(&self, job: &Job<'_>) -> bool {
+        let Ahead { grant, offset, bytes, .. } = *self;
+        job.local.is_reading()
+            && (job.grant, job.offset, job.bytes, job.whole_end) == (grant, offset, bytes, offset.saturating_add(bytes))
+    }
+}
 
 /// How much of a copy of `bytes` one request moves.
 fn part_bytes(bytes: u64) -> u64 {
@@ -93,7 +128,7 @@ struct Progress {
 
 impl CopyLane {
     pub fn new(ring: RingClient) -> CopyLane {
-        CopyLane { ring, slots: [ChunkState::Free; COPY_ENTRIES as usize] }
+        CopyLane { ring, slots: [ChunkState::Free; COPY_ENTRIES as usize], ahead: None }
     }
 
     pub fn channel(&self) -> ChannelId {
@@ -107,13 +142,88 @@ impl CopyLane {
     /// Runs a copy. An error that ended the lane shows in `is_closed`.
     pub fn run(&mut self, mut job: Job<'_>, mut waiting: Waiting<'_>) -> Result<(), IpcError> {
         let mut progress = Progress { next: 0, running: 0, begun: false, failed: None };
-        let result = self.run_to_end(&mut job, &mut waiting, &mut progress);
+        let result = match self.ahead.take_if(|ahead| ahead.is_of(&job)) {
+            Some(ahead) => self.take_up(&ahead, &mut job, &mut progress),
+            None => {
+                self.forget_ahead();
+                Ok(())
+            }
+        };
+        let result = result.and_then(|()| self.run_to_end(&mut job, &mut waiting, &mut progress));
         for slot in &mut self.slots {
             if let ChunkState::Running { .. } = slot {
                 *slot = ChunkState::Abandoned;
             }
         }
+        if result.is_err() {
+            self.forget_ahead();
+        }
         result
+    }
+
+    /// The copy that was asked for ahead is called.
+    fn take_up(&mut self, ahead: &Ahead, job: &mut Job<'_>, progress: &mut Progress) -> Result<(), IpcError> {
+        (progress.next, progress.begun) = (ahead.next, ahead.next > 0);
+        let mut came = Vec::new();
+        for (tag, slot) in self.slots.iter_mut().enumerate() {
+            match *slot {
+                ChunkState::Ahead { at, bytes } => {
+                    *slot = ChunkState::Running { at, bytes };
+                    progress.running += 1;
+                }
+                ChunkState::Here { at, bytes, status } => {
+                    *slot = ChunkState::Free;
+                    came.push((at, bytes, status, tag));
+                }
+                ChunkState::Free | ChunkState::Running { .. } | ChunkState::Abandoned => {}
+            }
+        }
+        // As if they came now, one after the other.
+        came.sort_unstable();
+        for (at, bytes, status, tag) in came {
+            self.take(tag, (at as usize, bytes as usize), status, job, progress)?;
+        }
+        Ok(())
+    }
+
+    /// Another copy is called than the one that was asked for.
+    fn forget_ahead(&mut self) {
+        self.ahead = None;
+        for slot in &mut self.slots {
+            match slot {
+                ChunkState::Ahead { .. } => *slot = ChunkState::Abandoned,
+                ChunkState::Here { .. } => *slot = ChunkState::Free,
+                ChunkState::Free | ChunkState::Running { .. } | ChunkState::Abandoned => {}
+            }
+        }
+    }
+
+    /// All of this copy is asked for: what comes next fills the slots that are free, if there are so many.
+    fn ask_ahead(&mut self, job: &Job<'_>, slots_min: usize) -> Result<(), IpcError> {
+        let Some((grant, offset)) = job.next else { return Ok(()) };
+        let mut ahead = self.ahead.unwrap_or(Ahead { grant, offset, bytes: job.bytes, next: 0 });
+        let free = self.slots.iter().filter(|slot| **slot == ChunkState::Free).count();
+        let Some(whole_end) = offset.checked_add(ahead.bytes).filter(|_| free >= slots_min.max(1)) else {
+            return Ok(());
+        };
+        for (number, slot) in self.slots.iter_mut().enumerate() {
+            if ahead.next == ahead.bytes {
+                break;
+            }
+            if *slot != ChunkState::Free {
+                continue;
+            }
+            let (at, tag) = (ahead.next, number as u32);
+            let bytes = (ahead.bytes - at).min(part_bytes(ahead.bytes)) as u32;
+            let chunk = Chunk { grant, offset: offset + at, bytes, whole_end };
+            let submission = Request::Read(chunk).to_submission(tag, tag * COPY_CHUNK_BYTES);
+            self.ring.submit(&submission).map_err(|_| IpcError::Corrupt)?;
+            *slot = ChunkState::Ahead { at, bytes };
+            ahead.next = at + u64::from(bytes);
+        }
+        self.ahead = Some(ahead);
+        self.ring.publish();
+        Ok(())
     }
 
     fn run_to_end(
@@ -129,7 +239,13 @@ impl CopyLane {
             }
             let is_asked = progress.begun && progress.next == job.bytes || progress.failed.is_some();
             if is_asked && progress.running == 0 {
+                if progress.failed.is_none() {
+                    self.ask_ahead(job, 1)?;
+                }
                 return progress.failed.map_or(Ok(()), Err);
+            }
+            if is_asked && progress.failed.is_none() {
+                self.ask_ahead(job, AHEAD_SLOTS_MIN)?;
             }
             // More to ask, and a slot became free.
             if !is_asked && self.slots.contains(&ChunkState::Free) {
@@ -190,22 +306,38 @@ impl CopyLane {
         job: &mut Job<'_>,
         progress: &mut Progress,
     ) -> Result<(), IpcError> {
-        let slot = self.slots.get_mut(completion.tag as usize).ok_or(IpcError::Corrupt)?;
-        let (at, bytes) = match std::mem::replace(slot, ChunkState::Free) {
-            ChunkState::Running { at, bytes } => (at as usize, bytes as usize),
-            ChunkState::Abandoned => return Ok(()),
-            ChunkState::Free => return Err(IpcError::Corrupt),
-        };
-        progress.running -= 1;
-        if completion.status != 0 {
+        let Completion { tag, status, in_bytes, .. } = *completion;
+        let slot = self.slots.get_mut(tag as usize).ok_or(IpcError::Corrupt)?;
+        let is_whole = |bytes: u32| status != 0 || in_bytes == bytes;
+        match std::mem::replace(slot, ChunkState::Free) {
+            ChunkState::Running { at, bytes } if !job.local.is_reading() || is_whole(bytes) => {
+                progress.running -= 1;
+                self.take(tag as usize, (at as usize, bytes as usize), status, job, progress)
+            }
+            ChunkState::Ahead { at, bytes } if is_whole(bytes) => {
+                *slot = ChunkState::Here { at, bytes, status };
+                Ok(())
+            }
+            ChunkState::Abandoned => Ok(()),
+            _ => Err(IpcError::Corrupt),
+        }
+    }
+
+    /// A chunk of the copy is done, or refused.
+    fn take(
+        &self,
+        tag: usize,
+        (at, bytes): (usize, usize),
+        status: u32,
+        job: &mut Job<'_>,
+        progress: &mut Progress,
+    ) -> Result<(), IpcError> {
+        if status != 0 {
             // They come in order: the first is that of the lowest bytes.
-            progress.failed.get_or_insert(refusal(completion.status)?);
+            progress.failed.get_or_insert(refusal(status)?);
             return Ok(());
         }
-        if job.local.is_reading() && completion.in_bytes as usize != bytes {
-            return Err(IpcError::Corrupt);
-        }
-        let (arena, from) = (self.ring.arena(), completion.tag as usize * COPY_CHUNK_BYTES as usize);
+        let (arena, from) = (self.ring.arena(), tag * COPY_CHUNK_BYTES as usize);
         match &mut job.local {
             Local::Into(data) => {
                 arena.copy_out(from, data.get_mut(at..at + bytes).ok_or(IpcError::BadArgument)?)?;

@@ -67,6 +67,21 @@ impl Port {
         self.copy(Part::whole(from, bytes)?, Local::Into(into), Deadline::after(wait))
     }
 
+    /// [`Port::copy_from`], and says where the next copy from this owner begins, which is of as many bytes: it is asked
+    /// for while this one still comes, so that a stream of copies does not wait for a round trip at each. Its bytes are
+    /// copied at any time from now until that call returns, which is also what says why they cannot be. Any other copy
+    /// from or to this owner forgets it. `BadArgument`: the next copy is another owner's.
+    pub fn copy_from_ahead(&mut self, from: Place, into: &mut [u8], next: Place, wait: Wait) -> Result<(), IpcError> {
+        self.check_bound()?;
+        let bytes = into.len();
+        if next.owner != from.owner {
+            return Err(IpcError::BadArgument);
+        }
+        Part::whole(next, bytes)?;
+        let part = Part { next: Some((next.grant, next.offset)), ..Part::whole(from, bytes)? };
+        self.copy(part, Local::Into(into), Deadline::after(wait))
+    }
+
     /// Copies into a peer's granted memory.
     pub fn copy_to(&mut self, data: &[u8], to: Place, wait: Wait) -> Result<(), IpcError> {
         self.check_bound()?;
@@ -96,7 +111,7 @@ impl Port {
     }
 
     fn copy_over_lane(&mut self, part: Part, local: Local<'_>, deadline: Deadline) -> Result<(), IpcError> {
-        let Part { place, bytes, whole_end } = part;
+        let Part { place, bytes, whole_end, next } = part;
         if place.owner == self.endpoint {
             return Err(IpcError::BadEndpoint);
         }
@@ -104,7 +119,7 @@ impl Port {
         let channel = lane.channel();
         let attend = Attend::of(&mut self.lanes, &mut self.connection, channel);
         let waiting = Waiting { own_control: &self.control, budget: &mut self.budget, deadline, attend };
-        let job = Job { grant: place.grant, offset: place.offset, local, bytes: bytes as u64, whole_end };
+        let job = Job { grant: place.grant, offset: place.offset, local, bytes: bytes as u64, whole_end, next };
         let result = lane.run(job, waiting);
         // Of a lane that its owner could not have, or that was revoked, perhaps only the broker says that it ended.
         let has_ended = self.connection.ended(channel).is_some()
@@ -161,6 +176,8 @@ struct Part {
     bytes: usize,
     /// Where the whole copy ends in the grant: one that leaves it moves nothing.
     whole_end: u64,
+    /// Where the copier reads as many bytes next.
+    next: Option<(GrantId, u64)>,
 }
 
 impl Part {
@@ -169,7 +186,7 @@ impl Part {
             return Err(IpcError::BadArgument);
         }
         let whole_end = place.offset.checked_add(bytes as u64).ok_or(IpcError::BadArgument)?;
-        Ok(Part { place, bytes, whole_end })
+        Ok(Part { place, bytes, whole_end, next: None })
     }
 
     /// What a third party copies at once, from `at` on, which is inside.

@@ -73,6 +73,12 @@ pub trait Stream: Read + Write + Send {
     /// transport tells of this stream too.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
+    /// The stream socket whose bytes are the stream's, if there is one: then long data goes between it and the memory
+    /// of channels without a copy here, where nothing is laid over the stream.
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// Round trip as the transport measures it, when it does.
     fn round_trip(&self) -> Option<std::time::Duration> {
         None

@@ -83,6 +83,10 @@ impl Stream for TcpStream {
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         Some(self.as_fd())
     }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.as_fd())
+    }
 }
 
 /// socket, connect, accept4, setsockopt, getsockname, getpeername, ioctl.

@@ -110,6 +110,10 @@ impl Stream for TipcStream {
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         Some(self.0.as_fd())
     }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
+    }
 }
 
 /// socket, connect, accept4, getpeername.

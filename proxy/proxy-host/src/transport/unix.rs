@@ -72,6 +72,10 @@ impl Stream for UnixStream {
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         Some(self.as_fd())
     }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.as_fd())
+    }
 }
 
 /// socket, connect, accept4, getsockname, ioctl.

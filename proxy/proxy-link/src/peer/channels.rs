@@ -179,10 +179,8 @@ impl<C: LocalChannel> Peer<C> {
 
 /// The channel's memory goes, perhaps in the middle of a frame.
 pub(super) fn keep_body<C: LocalChannel>(link: &mut Link, channel: WireChannel, known: &Known<C>) {
-    if let (Some(body), Known::Crossing(crossing)) = (&mut link.body, known)
-        && body.channel == channel
-    {
-        body.keep(&crossing.local);
+    if let Known::Crossing(crossing) = known {
+        link.keep_data(channel, &crossing.local);
     }
 }
 

@@ -9,12 +9,37 @@ use super::{Known, News, Peer};
 use crate::buffer::OutBuffer;
 use crate::channel::LocalChannel;
 use crate::crossing::{Asking, Stage, Turn};
+use crate::in_place::{Bodies, OutPiece};
 use crate::link::{Class, Phase};
 
 impl<C: LocalChannel> Peer<C> {
-    /// Bytes to send. After sending, call [`Peer::sent`].
+    /// Bytes to send: all of them, unless data may stay where it lies. After sending, call [`Peer::sent`].
     pub fn outgoing(&self) -> &OutBuffer {
         &self.link.out
+    }
+
+    /// How this connection's transport takes data. Until the next connection.
+    pub fn set_bodies(&mut self, bodies: Bodies) {
+        self.link.bodies = bodies;
+    }
+
+    /// Bytes to send, wherever they lie.
+    pub fn pending_bytes(&self) -> usize {
+        self.link.pending_bytes()
+    }
+
+    /// Whether some of them are not in [`Peer::outgoing`].
+    pub fn has_data_in_place(&self) -> bool {
+        !self.link.in_place.is_empty()
+    }
+
+    /// All that is to be sent, in order.
+    pub fn pieces(&self) -> impl Iterator<Item = OutPiece<'_, C>> {
+        let local = |channel| match self.known.get(&channel) {
+            Some(Known::Crossing(crossing)) => Some(&crossing.local),
+            _ => None,
+        };
+        self.link.in_place.pieces(&self.link.out, local)
     }
 
     pub fn sent(&mut self, now: Duration, bytes: usize) {

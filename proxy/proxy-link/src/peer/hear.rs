@@ -15,6 +15,13 @@ use crate::channel::{Ends, LocalChannel};
 use crate::crossing::Crossing;
 use crate::link::Phase;
 
+/// Where data that comes next goes in a channel's arena.
+pub struct Due<'a, C> {
+    pub local: &'a C,
+    pub at: u32,
+    pub bytes: u32,
+}
+
 impl<C: LocalChannel> Peer<C> {
     /// Decodes every whole frame in `input` and does what it says; data of a ring's frame is taken as it comes.
     ///
@@ -72,6 +79,27 @@ impl<C: LocalChannel> Peer<C> {
         Ok(taken)
     }
 
+    /// Plain data that is due before anything else and is wanted: the transport may put it there itself, then says so
+    /// by [`Peer::data_came`]. Only while no bytes wait that came before.
+    pub fn due(&self) -> Option<Due<'_, C>> {
+        let incoming = self.incoming.as_ref().filter(|incoming| incoming.packing == Packing::Plain)?;
+        let (at, bytes) = (incoming.at?, incoming.left);
+        match self.known.get(&incoming.channel) {
+            Some(Known::Crossing(crossing)) if bytes > 0 && !crossing.is_ending() => {
+                Some(Due { local: &crossing.local, at, bytes })
+            }
+            _ => None,
+        }
+    }
+
+    /// The first `count` bytes of what is due are where they belong. Call [`Peer::receive`] next, which wakes who waits
+    /// for them.
+    pub fn data_came(&mut self, count: u32, now: Duration) {
+        let Some(incoming) = &self.incoming else { return };
+        let count = count.min(incoming.left);
+        self.take_due(count, now, |_, _| Ok(()));
+    }
+
     /// Wakes the parties whose entries came.
     fn kick_all(&mut self) {
         while let Some(channel) = self.unkicked.pop() {
@@ -122,7 +150,7 @@ impl<C: LocalChannel> Peer<C> {
                 true => Ok(bytes),
                 false => thrift.unpack(bytes, count),
             };
-            let wanted = plain.map(|plain| self.hear_piece(&incoming, at, plain));
+            let wanted = plain.map(|plain| self.hear_piece(&incoming, |local| local.copy_in(at, plain)));
             *self.link.unpacker() = Some(thrift);
             let wanted = wanted.map_err(|_| LinkError::Packing)?;
             incoming.at = wanted.then_some(at + count as u32);
@@ -138,25 +166,31 @@ impl<C: LocalChannel> Peer<C> {
 
     /// As many of the bytes as belong to the data that is due.
     fn take_plain(&mut self, bytes: &[u8], now: Duration) -> usize {
-        let Some(mut incoming) = self.incoming.take() else { return 0 };
+        let Some(incoming) = &self.incoming else { return 0 };
         let count = bytes.len().min(incoming.left as usize);
         let piece = bytes.get(..count).unwrap_or(&[]);
-        incoming.left -= count as u32;
-        if let Some(at) = incoming.at {
-            incoming.at = self.hear_piece(&incoming, at, piece).then_some(at + count as u32);
-        }
-        self.link.heard(now, count);
-        if incoming.left > 0 {
-            self.incoming = Some(incoming);
-        }
+        self.take_due(count as u32, now, |local, at| local.copy_in(at, piece));
         count
     }
 
+    /// The next `count` bytes of the data that is due came; `put` puts them where they belong.
+    fn take_due(&mut self, count: u32, now: Duration, put: impl FnOnce(&C, u32) -> Result<(), IpcError>) {
+        let Some(mut incoming) = self.incoming.take() else { return };
+        incoming.left -= count;
+        if let Some(at) = incoming.at {
+            incoming.at = self.hear_piece(&incoming, |local| put(local, at)).then_some(at + count);
+        }
+        self.link.heard(now, count as usize);
+        if incoming.left > 0 {
+            self.incoming = Some(incoming);
+        }
+    }
+
     /// `false` when nobody wants the rest.
-    fn hear_piece(&mut self, incoming: &Incoming, at: u32, piece: &[u8]) -> bool {
+    fn hear_piece(&mut self, incoming: &Incoming, put: impl FnOnce(&C) -> Result<(), IpcError>) -> bool {
         let channel = incoming.channel;
         let Some(crossing) = listener(&mut self.known, channel) else { return false };
-        let mut result = crossing.local.copy_in(at, piece);
+        let mut result = put(&crossing.local);
         if result.is_ok() && incoming.left == 0 {
             result = crossing.hear_entry(&incoming.entry);
         }

@@ -17,6 +17,8 @@ use std::time::Duration;
 use abi::{Epoch, IpcError, PairId};
 use wire::{Frame, Hello, WireChannel};
 
+pub use hear::Due;
+
 use crate::LinkError;
 use crate::body::Incoming;
 use crate::channel::{Ends, LocalChannel, Pair};

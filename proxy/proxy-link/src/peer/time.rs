@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::channels::keep_body;
 use super::{Action, Known, Peer};
 use crate::LinkError;
-use crate::body::Outgoing;
 use crate::channel::LocalChannel;
 use crate::crossing::Stage;
 use crate::link::Phase;
@@ -39,7 +38,7 @@ impl<C: LocalChannel> Peer<C> {
             let millis = |time: Duration| time.as_millis() as u64;
             return Err(LinkError::Silent { silent_ms: millis(silence), limit_ms: millis(times.down) });
         }
-        if self.link.body.as_ref().is_some_and(Outgoing::is_lost) {
+        if self.link.has_lost_data() {
             return Err(LinkError::Unfinished);
         }
         if self.link.phase == Phase::Up && now.saturating_sub(self.lazily_told) >= times.heartbeat {

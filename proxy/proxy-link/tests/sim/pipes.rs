@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use proxy_link::Phase;
+use proxy_link::{Bodies, Phase};
 
 use crate::world::{Link, Stage, Weather};
 
@@ -57,12 +57,13 @@ impl Link for Pipes {
     }
 
     fn transmit(&mut self, stage: &mut Stage, from: usize) {
+        // Any connection may be of either kind from one moment to the next: what was put stays as it is.
+        let bodies = if stage.chance.one_in(2) { Bodies::InPlace } else { Bodies::Copied };
         let node = &mut stage.nodes[from];
-        node.peer.fill(stage.now);
+        let pending = node.outgoing(stage.now, bodies);
         if !self.connected {
             return;
         }
-        let pending = node.peer.outgoing().pending();
         let count = stage.chance.moved_bytes().min(pending.len());
         match (&mut self.redialled, from) {
             (None, _) => self.pipes[from].extend(&pending[..count]),

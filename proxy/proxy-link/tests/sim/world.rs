@@ -8,7 +8,10 @@ use std::time::Duration;
 use abi::layout::word;
 use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
-use proxy_link::{Action, Ends, Identity, InBuffer, Indices, LinkTimes, LocalRole, Peer, RingSpec, WireChannel};
+use proxy_link::{
+    Action, Bodies, Ends, Identity, InBuffer, Indices, LinkTimes, LocalChannel, LocalRole, OutPiece, Peer, RingSpec,
+    WireChannel,
+};
 
 use crate::memory::{ARENA_BYTES, ENTRIES, Memory, SLOT_BYTES, SimChannel, State};
 use crate::party::{Party, begin_to_take, carried, is_timed, kind, reply_to, take, value_of, value_of_reply};
@@ -124,6 +127,26 @@ impl Node {
     pub fn cut(&mut self) {
         self.peer.cut();
         self.input.clear();
+    }
+
+    /// What is to be sent, wherever it lies.
+    pub fn outgoing(&mut self, now: Duration, bodies: Bodies) -> Vec<u8> {
+        self.peer.set_bodies(bodies);
+        self.peer.fill(now);
+        let mut bytes = Vec::new();
+        for piece in self.peer.pieces() {
+            match piece {
+                OutPiece::Bytes(piece) => bytes.extend_from_slice(piece),
+                OutPiece::InArena { local, at, bytes: count } => {
+                    let mut piece = vec![0; count as usize];
+                    local.copy_out(at, &mut piece).expect("inside");
+                    bytes.extend(piece);
+                }
+            }
+        }
+        assert_eq!(bytes.len(), self.peer.pending_bytes());
+        assert_eq!(self.peer.has_data_in_place(), bytes.len() > self.peer.outgoing().pending().len());
+        bytes
     }
 
     pub fn forget_input(&mut self) {
@@ -272,9 +295,21 @@ impl Stage {
         self.nodes[1 - victim].knows_all
     }
 
-    /// Bytes from the far node: as those that were decrypted elsewhere, or by way of the buffer.
+    /// Bytes from the far node: data that is due by whoever read it, what follows as those that were decrypted
+    /// elsewhere, or by way of the buffer.
     pub fn hand_over(&mut self, to: usize, bytes: &[u8]) {
         let node = &mut self.nodes[to];
+        let mut bytes = bytes;
+        if self.chance.one_in(2) && node.input.waiting().is_empty() {
+            let count = node.peer.due().map_or(0, |due| {
+                let count = bytes.len().min(due.bytes as usize);
+                due.local.copy_in(due.at, &bytes[..count]).expect("inside");
+                count
+            });
+            node.peer.data_came(count as u32, self.now);
+            bytes = &bytes[count..];
+            node.hear(self.now);
+        }
         if self.chance.one_in(2) {
             let taken = node.peer.receive_from(bytes, &mut node.input, self.now).expect("the peer is correct");
             assert_eq!(taken, bytes.len(), "the buffer has room for what a window allows");
