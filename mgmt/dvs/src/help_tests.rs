@@ -146,9 +146,8 @@ fn whatever_has_a_name_in_the_cluster_is_completed() {
             command = line.to_owned();
             continue;
         };
-        let is_name = ["<dc>", "<node>", "--node", "<pid>", "<pids>", "--beside", "<service>", "--context"]
-            .iter()
-            .any(|name| argument == *name);
+        let is_name =
+            ["<dc>", "<node>", "--node", "<pid>", "<pids>", "--beside", "<service>", "--context"].contains(&argument);
         let is_new = NEW.iter().any(|new| command.starts_with(new));
         assert!(!is_name || is_new, "{command}: {argument} is not completed");
     }

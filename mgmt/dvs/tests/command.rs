@@ -114,7 +114,8 @@ fn list_is_as_people_say_it_is() {
     let odd = printed(&["--format", "{{.colour}}x"]);
     assert_eq!((stdout(&odd).as_str(), odd.status.code()), ("x\nx\n", Some(0)));
     assert!(stderr(&odd).starts_with("dvs: nothing that is shown has 'colour': "), "{}", stderr(&odd));
-    for bad in [&["--format", "{{range .}}"][..], &["--format", "text"], &["-o", "json", "--format", "{{.pid}}"]] {
+    for bad in [&["--format", "{{range .}}"][..], &["--format", "plain text"], &["-o", "json", "--format", "{{.pid}}"]]
+    {
         let refused = printed(bad);
         assert_eq!((refused.status.code(), stdout(&refused).as_str()), (Some(2), ""), "{bad:?}");
         assert!(stderr(&refused).contains("  try: "), "{}", stderr(&refused));

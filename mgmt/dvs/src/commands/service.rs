@@ -316,7 +316,6 @@ fn describe(options: AddOptions) -> ServiceSpec {
         timeout_ms: health_timeout.saturating_mul(1000),
         retries,
         start_ms: health_start.saturating_mul(1000),
-        ..HealthSpec::default()
     });
     ServiceSpec {
         name: options.name.unwrap_or_default(),

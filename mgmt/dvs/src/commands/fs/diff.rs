@@ -146,12 +146,12 @@ impl<S: AsFd> Walk<'_, S> {
             let was_named = *place == Place::SameNames || before.remove(&name).is_some();
             if !was_named {
                 self.note(&inner, Change::Added, kind)?;
-                open.extend(kind.is_dir().then(|| Directory { inside: inner, place: Place::New }));
+                open.extend(kind.is_dir().then_some(Directory { inside: inner, place: Place::New }));
                 continue;
             }
             // Most of a tree is as it was, and needs no further look.
             if *place == Place::SameNames && !self.since.has_changed(entry.ino()) {
-                open.extend(kind.is_dir().then(|| Directory { inside: inner, place: Place::SameNames }));
+                open.extend(kind.is_dir().then_some(Directory { inside: inner, place: Place::SameNames }));
                 continue;
             }
             let now = fs::symlink_metadata(self.later.join(&inner))?;
