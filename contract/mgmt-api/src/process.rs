@@ -198,7 +198,8 @@ pub struct Process {
     /// Exit status as a shell shows it (128 + signal), when `state` is `Exited`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<u8>,
-    /// Why it ended, where the status alone does not say: `out of memory`, `lost with its keeper`.
+    /// Why it ended, where the status alone does not say: `out of memory`, `lost with its keeper`, `signal 15 of alice`
+    /// (who asked for it with `dvs kill` or `dvs stop`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
 }
@@ -279,10 +280,13 @@ pub enum LogForm {
     Pieces,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct SignalRequest {
     pub signal: i32,
+    /// Who asked, of a request that a node passes on; of another one it is not looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
 }
 
 #[cfg(test)]

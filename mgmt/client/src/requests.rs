@@ -458,7 +458,7 @@ impl Client {
 
     pub async fn signal(&self, dc: &str, pid: u32, signal: i32) -> Result<(), Error> {
         let path = of_process(path::PROCESS_SIGNAL, dc, pid);
-        self.nothing(Method::POST, &path, Some(&SignalRequest { signal }), ASK_SECONDS).await
+        self.nothing(Method::POST, &path, Some(&SignalRequest { signal, by: None }), ASK_SECONDS).await
     }
 
     /// As [`mgmt_api::LogPiece`] in lines, where its node can tell it so ([`TextStream::media`]); `since_ms`: what was

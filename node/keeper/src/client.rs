@@ -250,8 +250,8 @@ impl KeeperClient {
     }
 
     /// Any process of the container on this node, by its PID in the container.
-    pub fn signal(&self, pid: u32, signal: i32) -> Result<(), KeeperError> {
-        self.done(&Request::Signal { pid, signal }, &[])
+    pub fn signal(&self, pid: u32, signal: i32, by: Option<String>) -> Result<(), KeeperError> {
+        self.done(&Request::Signal { pid, signal, by }, &[])
     }
 
     /// What is kept of a program's output. A keeper without [`Status::times_logs`] knows no form but text, and no

@@ -622,6 +622,12 @@ impl Keeper {
                 program.explain(OUT_OF_MEMORY);
             }
         }
+        if let Some((signal, by)) = program.asked_to.take()
+            && program.cause.is_none()
+            && i32::from(status) == 128 + signal
+        {
+            program.cause = Some(format!("signal {signal} of {by}"));
+        }
         program.life = Life::Ended(status);
         program.pump();
         let is_recorded = program.is_recorded();

@@ -171,7 +171,7 @@ mod tests {
             Request::Run { run: run.clone(), pending: pending.clone(), session },
             Request::Exec { exec: mgmt_api::ExecRequest { pid, run }, pending: pending.clone(), session: None },
             Request::Resume { pid, pending, session: 7, heard: 9 },
-            Request::Signal { pid, signal: -1 },
+            Request::Signal { pid, signal: -1, by: Some("alice".to_owned()) },
             Request::Store { key: "gate".to_owned() },
             Request::MountFuse(FuseOptions::default()),
         ]

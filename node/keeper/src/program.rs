@@ -113,6 +113,8 @@ pub struct Program {
     pub settled: bool,
     /// Why it ended, where its status alone does not say.
     pub cause: Option<String>,
+    /// The last signal that people had sent to it, and who.
+    pub asked_to: Option<(i32, String)>,
     /// Kills for want of memory before it began.
     pub oom_before: u64,
     pub request: mgmt_api::RunRequest,
@@ -208,6 +210,7 @@ impl Program {
             clients: Vec::new(),
             settled: true,
             cause: process.cause,
+            asked_to: None,
             oom_before: 0,
             request: mgmt_api::RunRequest {
                 argv: process.command.iter().cloned().map(mgmt_api::Bytes::from).collect(),

@@ -231,6 +231,9 @@ pub(crate) enum Request {
     Signal {
         pid: u32,
         signal: i32,
+        /// Who asked.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<String>,
     },
     Logs {
         pid: u32,

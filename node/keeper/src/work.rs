@@ -69,7 +69,7 @@ impl Keeper {
             Request::Resume { pid, pending, session, heard } => {
                 self.resume(pid, heard, Stream::first(fds, pending, Some(session)))
             }
-            Request::Signal { pid, signal } => self.signal(pid, signal),
+            Request::Signal { pid, signal, by } => self.signal(pid, signal, by),
             Request::Logs { pid, tail_lines, follow, since_ms, form } => {
                 self.logs(pid, Part { tail_lines, since_ms }, follow, form)
             }
@@ -280,6 +280,7 @@ impl Keeper {
             clients: Vec::new(),
             settled: false,
             cause: None,
+            asked_to: None,
             oom_before: self.options.cgroup.as_ref().and_then(sandbox::cgroup::Cgroup::oom_kills).unwrap_or(0),
             request: run,
         };
@@ -379,7 +380,7 @@ impl Keeper {
         found.ok_or(Refusal::NoProgram { pid })
     }
 
-    fn signal(&self, pid: u32, signal: i32) -> Answered {
+    fn signal(&mut self, pid: u32, signal: i32, by: Option<String>) -> Answered {
         if !(0..=64).contains(&signal) {
             return Err(Refusal::NoSignal { signal });
         }
@@ -387,6 +388,11 @@ impl Keeper {
             return Err(Refusal::IsInit);
         }
         let process = list::open(self.proc_dir.as_fd(), pid).map_err(|_| Refusal::NoSuchProcess { pid })?;
+        // Before it ends of it.
+        if let Some(program) = self.programs.values_mut().find(|program| program.pid == pid && !program.life.is_over())
+        {
+            program.asked_to = by.map(|by| (signal, by));
+        }
         match sys::child::send_signal(&process, signal) {
             Ok(()) => Ok((Answer::Done, Vec::new())),
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Err(Refusal::NoSuchProcess { pid }),

@@ -508,10 +508,12 @@ fn signal_from_the_client_and_from_the_daemon_reach_the_program() {
     watcher.until(|seen| seen.stdout.ends_with(b"ready\n"));
     watcher.send(Kind::Signal, &[libc::SIGUSR1 as u8]);
     watcher.until(|seen| seen.stdout.ends_with(b"caught\n"));
-    keeper.client.signal(pid, libc::SIGKILL).expect("signal");
+    keeper.client.signal(pid, libc::SIGKILL, Some("alice".to_owned())).expect("signal");
     assert_eq!(watcher.into_end().exit, Some(137));
-    assert!(matches!(keeper.client.signal(1, libc::SIGKILL), Err(KeeperError::Refused(Refusal::IsInit))));
-    assert!(matches!(keeper.client.signal(99, 0), Err(KeeperError::Refused(Refusal::NoSuchProcess { pid: 99 }))));
+    let ended = keeper.client.list().expect("list").into_iter().find(|process| process.pid == pid).expect("listed");
+    assert_eq!(ended.cause.as_deref(), Some("signal 9 of alice"));
+    assert!(matches!(keeper.client.signal(1, libc::SIGKILL, None), Err(KeeperError::Refused(Refusal::IsInit))));
+    assert!(matches!(keeper.client.signal(99, 0, None), Err(KeeperError::Refused(Refusal::NoSuchProcess { pid: 99 }))));
 }
 
 #[test]
@@ -653,7 +655,7 @@ fn users_have_the_names_groups_and_homes_that_the_containers_own_files_say() {
     let pid = keeper.client.run(&run, None).expect("run");
     let uid = || keeper.client.list().expect("list").into_iter().find(|one| one.pid == pid).expect("listed").uid;
     assert_eq!(uid(), 1);
-    keeper.client.signal(pid, 9).expect("signal");
+    keeper.client.signal(pid, 9, None).expect("signal");
     while keeper.client.list().expect("list").iter().any(|one| one.pid == pid && one.exit.is_none()) {
         std::thread::sleep(Duration::from_millis(1));
     }

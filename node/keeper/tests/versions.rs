@@ -46,7 +46,7 @@ fn keeper_of_the_version_before_is_spoken_with() {
     let keeper = KeeperClient::connect(&path).expect("connect");
     assert_eq!(keeper.version(), 1);
     assert_eq!(keeper.list().expect("list"), []);
-    assert!(matches!(keeper.signal(7, 9), Err(KeeperError::Told(body)) if body.what == "not now"));
+    assert!(matches!(keeper.signal(7, 9, None), Err(KeeperError::Told(body)) if body.what == "not now"));
 }
 
 #[test]

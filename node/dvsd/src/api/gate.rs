@@ -90,6 +90,11 @@ impl Caller {
         &self.who.name
     }
 
+    /// Nothing of a node that passes on what somebody else asked.
+    pub fn own_name(&self) -> Option<&str> {
+        (!self.is_forwarded).then_some(self.name()).filter(|name| !name.is_empty())
+    }
+
     pub fn means(&self) -> Means {
         self.who.by
     }

@@ -187,13 +187,19 @@ pub async fn signal(
 ) -> Result<Response<Body>, Failure> {
     let view = api.dc(&dc).await?;
     let node = node_of(&view, pid)?;
-    let incoming = Incoming::take(request).await?;
+    let by = request.extensions().get::<Caller>().and_then(Caller::own_name).map(str::to_owned);
+    let mut incoming = Incoming::take(request).await?;
+    let mut asked: SignalRequest = parse(&incoming.question.body)?;
+    // What a node passes on says it already.
+    if let Some(name) = by {
+        asked.by = Some(name);
+        incoming.question.body = crate::records::encode(&asked).into();
+    }
     if node != api.context.config.node {
         return incoming.forward(&api, &view, &node).await;
     }
-    let asked: SignalRequest = parse(&incoming.question.body)?;
     let keeper = keeper(&api, &view).await?;
-    blocking(move || keeper.signal(pid, asked.signal).map_err(|error| about(&dc, error))).await?;
+    blocking(move || keeper.signal(pid, asked.signal, asked.by).map_err(|error| about(&dc, error))).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
