@@ -4,6 +4,8 @@
 //! A ring begins with [`Greet`]; whatever comes over a ring that was not greeted, or was of an epoch that is over,
 //! answers `ESTALE`: with [`Outdated`] words when there is a later epoch, without when the ring is to be greeted. All
 //! of it may be said again: writes set bytes. `EACCES`: the ring is not the disk's. A copy whose medium fails ends.
+//! `ENOSPC` to blocks: its medium has no room for all of them, and it goes on; a primary that may not be told so finds
+//! a copy that ends ([`NO_ROOM_SINCE`]).
 
 use zerocopy::little_endian::U64;
 
@@ -18,13 +20,13 @@ operations! {
     GREET = 16: repeatable Greet { epoch: u64, set: u64 } -> Welcomed [Access];
 
     /// Request data: the blocks. `behind`: how far `floor` and `flushed` lie below `seq` ([`Behind`]).
-    PUT = 17: repeatable PutBlocks { seq: u64, first: u64, behind: Behind } -> Empty [Access];
+    PUT = 17: repeatable PutBlocks { seq: u64, first: u64, behind: Behind } -> Empty [Access, NoSpace];
 
     /// Like [`PutBlocks`], of blocks of zeros.
-    PUT_ZEROS = 18: repeatable PutZeros { seq: u64, first: u64, behind: Behind, count: U64 } -> Empty [Access];
+    PUT_ZEROS = 18: repeatable PutZeros { seq: u64, first: u64, behind: Behind, count: U64 } -> Empty [Access, NoSpace];
 
     /// Request data: the blocks, which the copy misses.
-    COPY = 19: repeatable CopyBlocks { seq: u64, first: u64 } -> Empty [Access];
+    COPY = 19: repeatable CopyBlocks { seq: u64, first: u64 } -> Empty [Access, NoSpace];
 
     /// What was answered before survives loss of power.
     SYNC = 20: repeatable SyncCopy { seq: u64 } -> Empty [Access];
@@ -46,6 +48,9 @@ operations! {
     LOOK = 25: repeatable LookAt { first: u64, count: u64 } -> Empty [Access];
 }
 
+/// From this version of [`versions::SERVERS`] on a primary may be told that there is no room. An earlier one asks again
+/// for ever, and leaves the copy behind only when it is gone.
+pub const NO_ROOM_SINCE: u8 = 3;
 /// Blocks of one [`SumBlocks`].
 pub const SUMS_MAX: u64 = 1024;
 

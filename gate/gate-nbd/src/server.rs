@@ -316,6 +316,10 @@ impl Job {
 }
 
 impl Queue {
+    fn has_room(&self, job: &Job) -> bool {
+        self.waiting.len() < QUEUED_MAX && (self.bytes == 0 || self.bytes + job.bytes() <= QUEUED_BYTES_MAX)
+    }
+
     fn keep(&mut self, data: Vec<u8>) {
         if (1..=SPARE_BYTES_MAX).contains(&data.capacity()) && self.spare.len() < SPARE_MAX {
             self.spare.push(data);
@@ -381,7 +385,7 @@ impl<'a> Line<'a> {
         out: &mut AnswerBytes,
     ) -> io::Result<()> {
         loop {
-            while !begun.is_empty() && !input.has_request() {
+            while !begun.is_empty() && !input.has(REQUEST_BYTES) {
                 self.answer_some(begun, out);
             }
             if out.is_large() && input.is_quiet_for(IDLE) {
@@ -395,6 +399,10 @@ impl<'a> Line<'a> {
             if self.may_begin(&request) && self.begin(&request, begun, out) {
                 continue;
             }
+            // However much else it asks.
+            if begun.is_oldest_done() {
+                self.answer_some(begun, out);
+            }
             let mut data = Vec::new();
             match request.command {
                 Command::Disconnect => return Ok(()),
@@ -404,6 +412,9 @@ impl<'a> Line<'a> {
                 Command::Write => {
                     data = self.queue.lock().spare.pop().unwrap_or_default();
                     data.resize(request.bytes as usize, 0);
+                    if !begun.is_empty() && !input.has(data.len()) {
+                        self.answer_all(begun, out);
+                    }
                     input.read_exact(&mut data)?;
                 }
                 _ => {}
@@ -413,7 +424,7 @@ impl<'a> Line<'a> {
                 self.carry_out(&job, out);
                 self.queue.lock().keep(job.data);
             } else {
-                self.queue(scope, job);
+                self.queue(scope, job, begun, out);
             }
         }
     }
@@ -469,6 +480,14 @@ impl<'a> Line<'a> {
         out.clear();
     }
 
+    /// Whoever waits for others has nothing under way that they could wait for.
+    fn answer_all(&self, begun: &mut Begun, out: &mut AnswerBytes) {
+        if !begun.is_empty() {
+            self.finish_all(begun, out);
+            self.say(out);
+        }
+    }
+
     fn finish_all(&self, begun: &mut Begun, out: &mut AnswerBytes) {
         while !begun.is_empty() {
             self.finish_oldest(begun, out);
@@ -489,9 +508,20 @@ impl<'a> Line<'a> {
         queue.busy == 0 && queue.waiting.is_empty()
     }
 
-    fn queue<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, job: Job) {
+    fn queue<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        job: Job,
+        begun: &mut Begun,
+        out: &mut AnswerBytes,
+    ) {
         let mut queue = self.queue.lock();
-        while queue.waiting.len() >= QUEUED_MAX || (queue.bytes > 0 && queue.bytes + job.bytes() > QUEUED_BYTES_MAX) {
+        if !queue.has_room(&job) && !begun.is_empty() {
+            drop(queue);
+            self.answer_all(begun, out);
+            queue = self.queue.lock();
+        }
+        while !queue.has_room(&job) {
             self.room.wait(&mut queue);
         }
         queue.bytes += job.bytes();
@@ -507,6 +537,7 @@ impl<'a> Line<'a> {
         // There is no thread to be had: this one does it.
         let job = queue.waiting.pop_front();
         drop(queue);
+        self.answer_all(begun, out);
         if let Some(job) = job {
             self.carry_out(&job, &mut AnswerBytes::default());
             self.queue.lock().bytes -= job.bytes();
@@ -700,14 +731,17 @@ mod tests {
     }
 
     fn serve() -> Served {
+        serve_store(Box::new(MemoryStore::of_blocks(SIZE as usize / 4096)))
+    }
+
+    fn serve_store(store: Box<dyn BlockStore>) -> Served {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let listener = NbdListener::unix(&path).unwrap();
         // Its other end is readable once this one is closed.
         let (stopped, stop) = rustix::pipe::pipe().unwrap();
-        let store = MemoryStore::of_blocks(SIZE as usize / 4096);
         let mut exporter = Exporter::default();
-        exporter.export("disk", "", Box::new(store));
+        exporter.export("disk", "", store);
         let exporter = Arc::new(exporter);
         let thread = std::thread::spawn(move || exporter.run(&listener, stopped.as_fd()));
         Served { _dir: dir, path, stop: Some(stop), thread: Some(thread) }
@@ -753,24 +787,129 @@ mod tests {
 
     struct Client(UnixStream);
 
+    fn head((command, flags): (u16, u16), cookie: u64, offset: u64, bytes: u32) -> Vec<u8> {
+        let head = [
+            &REQUEST_MAGIC.to_be_bytes()[..],
+            &flags.to_be_bytes(),
+            &command.to_be_bytes(),
+            &cookie.to_be_bytes(),
+            &offset.to_be_bytes(),
+            &bytes.to_be_bytes(),
+        ];
+        head.concat()
+    }
+
+    /// All its clients together have so many requests under way at most, and none that waits gives another's place
+    /// back.
+    struct NarrowStore {
+        blocks: MemoryStore,
+        free: Arc<(Mutex<usize>, Condvar)>,
+        may_write: Arc<(Mutex<bool>, Condvar)>,
+    }
+
+    struct Place(Arc<(Mutex<usize>, Condvar)>);
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            *self.0.0.lock() += 1;
+            self.0.1.notify_one();
+        }
+    }
+
+    struct NarrowRead {
+        read: Box<dyn BegunRead>,
+        _place: Place,
+    }
+
+    impl BegunRead for NarrowRead {
+        fn is_done(&self) -> bool {
+            self.read.is_done()
+        }
+
+        fn finish(self: Box<Self>, into: &mut [u8]) -> Result<(), Errno> {
+            self.read.finish(into)
+        }
+    }
+
+    impl NarrowStore {
+        fn of_places(count: usize) -> NarrowStore {
+            NarrowStore {
+                blocks: MemoryStore::of_blocks(SIZE as usize / 4096),
+                free: Arc::new((Mutex::new(count), Condvar::new())),
+                may_write: Arc::new((Mutex::new(true), Condvar::new())),
+            }
+        }
+
+        fn place(&self) -> Place {
+            let mut free = self.free.0.lock();
+            self.free.1.wait_while(&mut free, |free| *free == 0);
+            *free -= 1;
+            Place(Arc::clone(&self.free))
+        }
+    }
+
+    impl BlockStore for NarrowStore {
+        fn bytes(&self) -> u64 {
+            self.blocks.bytes()
+        }
+
+        fn is_read_only(&self) -> bool {
+            false
+        }
+
+        fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
+            let _place = self.place();
+            self.blocks.read(offset, into)
+        }
+
+        fn begun_bytes_max(&self) -> u32 {
+            1 << 20
+        }
+
+        fn begin_read(&self, offset: u64, bytes: u32) -> Result<Option<Box<dyn BegunRead>>, Errno> {
+            let mut free = self.free.0.lock();
+            let Some(left) = free.checked_sub(1) else { return Ok(None) };
+            *free = left;
+            drop(free);
+            let _place = Place(Arc::clone(&self.free));
+            let begun = self.blocks.begin_read(offset, bytes)?;
+            Ok(begun.map(|read| Box::new(NarrowRead { read, _place }) as Box<dyn BegunRead>))
+        }
+
+        fn write(&self, offset: u64, data: &[u8]) -> Result<(), Errno> {
+            self.may_write.1.wait_while(&mut self.may_write.0.lock(), |may_write| !*may_write);
+            let _place = self.place();
+            self.blocks.write(offset, data)
+        }
+
+        fn flush(&self) -> Result<(), Errno> {
+            Ok(())
+        }
+
+        fn discard(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
+            self.blocks.discard(offset, bytes)
+        }
+
+        fn allocate(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
+            self.blocks.allocate(offset, bytes)
+        }
+
+        fn data_from(&self, offset: u64) -> Option<(u64, u64)> {
+            self.blocks.data_from(offset)
+        }
+    }
+
     impl Client {
-        fn send(
-            &mut self,
-            (command, flags): (u16, u16),
-            cookie: u64,
-            offset: u64,
-            bytes: u32,
-            data: &[u8],
-        ) -> io::Result<()> {
-            let head = [
-                &REQUEST_MAGIC.to_be_bytes()[..],
-                &flags.to_be_bytes(),
-                &command.to_be_bytes(),
-                &cookie.to_be_bytes(),
-                &offset.to_be_bytes(),
-                &bytes.to_be_bytes(),
-            ];
-            self.0.write_all(&[&head.concat()[..], data].concat())
+        fn send(&mut self, command: (u16, u16), cookie: u64, offset: u64, bytes: u32, data: &[u8]) -> io::Result<()> {
+            self.0.write_all(&[&head(command, cookie, offset, bytes)[..], data].concat())
+        }
+
+        /// Of a read of one block.
+        fn block(&mut self) -> u64 {
+            let (error, cookie) = self.answer().unwrap();
+            assert_eq!(error, 0);
+            let _: [u8; 4096] = read_array(&mut self.0).unwrap();
+            cookie
         }
 
         /// The protocol's number of what went wrong, and whose answer it is.
@@ -890,6 +1029,68 @@ mod tests {
         let began = Instant::now();
         served.end().unwrap();
         assert!(began.elapsed() < END_PATIENCE + Duration::from_secs(5), "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn who_says_half_a_write_holds_nothing_that_others_wait_for() {
+        let served = serve_store(Box::new(NarrowStore::of_places(16)));
+        let mut slow: Vec<Client> = (0..4).map(|_| served.client()).collect();
+        for client in &mut slow {
+            let reads = (0..16).flat_map(|cookie| head((0, 0), cookie, cookie * 4096, 4096));
+            let said: Vec<u8> = reads.chain(head((1, 0), 99, 0, 4096)).collect();
+            client.0.write_all(&said).unwrap();
+        }
+        assert_eq!(served.client().write(0, &[7; 4096]), 0);
+        for client in &mut slow {
+            assert!((0..16).all(|cookie| client.block() == cookie));
+            client.0.write_all(&[8; 4096]).unwrap();
+            assert_eq!(client.answer().unwrap(), (0, 99));
+        }
+    }
+
+    #[test]
+    fn reads_are_answered_while_writes_behind_them_wait() {
+        let store = NarrowStore::of_places(16);
+        let may_write = Arc::clone(&store.may_write);
+        *may_write.0.lock() = false;
+        let served = serve_store(Box::new(store));
+        let mut client = served.client();
+        let writes = (1..=300).flat_map(|cookie| [head((1, 0), cookie, cookie * 8, 8), vec![9; 8]].concat());
+        let said: Vec<u8> = head((0, 0), 0, 4 << 20, 4096).into_iter().chain(writes).collect();
+        client.0.write_all(&said).unwrap();
+        assert_eq!(client.block(), 0);
+        *may_write.0.lock() = true;
+        may_write.1.notify_all();
+        let mut answered: Vec<u64> = (0..300).map(|_| client.answer().unwrap().1).collect();
+        answered.sort_unstable();
+        assert!(answered.into_iter().eq(1..=300));
+    }
+
+    #[test]
+    fn clients_that_ask_much_at_a_time_never_wait_for_each_other_in_a_circle() {
+        let served = serve_store(Box::new(NarrowStore::of_places(4)));
+        std::thread::scope(|scope| {
+            for number in 0..4_u64 {
+                let mut client = served.client();
+                let mut asks = Client(client.0.try_clone().unwrap());
+                scope.spawn(move || {
+                    for cookie in 0..1500_u64 {
+                        let offset = (number * 100 + cookie % 100) * 4096;
+                        let (command, data) = if cookie % 3 == 0 { (0, vec![]) } else { (1, vec![number as u8; 4096]) };
+                        asks.send((command, 0), cookie, offset, 4096, &data).unwrap();
+                    }
+                });
+                scope.spawn(move || {
+                    for _ in 0..1500 {
+                        let (error, cookie) = client.answer().unwrap();
+                        assert_eq!(error, 0);
+                        if cookie % 3 == 0 {
+                            let _: [u8; 4096] = read_array(&mut client.0).unwrap();
+                        }
+                    }
+                });
+            }
+        });
     }
 
     #[test]

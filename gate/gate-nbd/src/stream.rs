@@ -11,7 +11,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::tls::{TlsReader, TlsWriter};
-use crate::wire::REQUEST_BYTES;
 
 /// Read ahead of a client.
 const INPUT_BYTES: usize = 256 << 10;
@@ -164,6 +163,14 @@ impl Input {
         }
     }
 
+    /// Whether there is something that came over the socket before.
+    fn has_more(&self) -> bool {
+        match self {
+            Input::Plain(_) => false,
+            Input::Sealed(reader) => reader.has_more(),
+        }
+    }
+
     fn socket(&self) -> BorrowedFd<'_> {
         match self {
             Input::Plain(stream) => stream.fd(),
@@ -191,15 +198,18 @@ impl ClientInput {
         self.bytes.get(self.at..self.end).unwrap_or_default()
     }
 
-    /// Whether a request can be had without waiting.
-    pub(crate) fn has_request(&mut self) -> bool {
-        if self.ahead().len() >= REQUEST_BYTES {
+    /// Whether so many bytes can be had without waiting; not known of more than are read ahead.
+    pub(crate) fn has(&mut self, bytes: usize) -> bool {
+        if self.ahead().len() >= bytes {
             return true;
+        }
+        if bytes > self.bytes.len() {
+            return false;
         }
         self.bytes.copy_within(self.at..self.end, 0);
         (self.at, self.end) = (0, self.end - self.at);
         self.end += self.bytes.get_mut(self.end..).map_or(0, |free| self.input.read_now(free));
-        self.ahead().len() >= REQUEST_BYTES
+        self.ahead().len() >= bytes
     }
 
     /// Waits so long at most; whether nothing came.
@@ -207,6 +217,7 @@ impl ClientInput {
         let Ok(limit) = Timespec::try_from(limit) else { return false };
         let socket = self.input.socket();
         self.ahead().is_empty()
+            && !self.input.has_more()
             && poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], Some(&limit)).is_ok_and(|count| count == 0)
     }
 }

@@ -4,7 +4,7 @@
 //! the client to say something.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -127,6 +127,13 @@ impl TlsReader {
     pub(crate) fn socket(&self) -> &NbdStream {
         &self.socket
     }
+
+    /// Whether there is something to look at that came over the socket before, the end included.
+    pub(crate) fn has_more(&self) -> bool {
+        let mut sealed = self.sealed.lock();
+        let is_nothing = |error: io::Error| error.kind() == io::ErrorKind::WouldBlock;
+        self.at < self.end || !sealed.state.reader().fill_buf().is_err_and(is_nothing)
+    }
 }
 
 impl Read for TlsReader {
@@ -185,5 +192,75 @@ impl Drop for TlsWriter {
         let mut sealed = self.0.lock();
         sealed.state.send_close_notify();
         let _ = sealed.send();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::time::{Duration, Instant};
+
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+    use rustls::{ClientConfig, ClientConnection, StreamOwned};
+
+    use super::*;
+    use crate::stream::{ClientInput, Input};
+
+    /// Both sides of one authority, and the name of the server.
+    fn settings() -> (TlsSettings, ClientConfig) {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let key = KeyPair::generate().unwrap();
+        let authority = params.self_signed(&key).unwrap();
+        let issuer = Issuer::new(params, key);
+        let made = || {
+            let key = KeyPair::generate().unwrap();
+            (CertificateParams::new(vec!["server".to_owned()]).unwrap().signed_by(&key, &issuer).unwrap(), key)
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let (server, server_key) = made();
+        std::fs::write(dir.path().join(AUTHORITY), authority.pem()).unwrap();
+        std::fs::write(dir.path().join(CERTIFICATE), server.pem()).unwrap();
+        std::fs::write(dir.path().join(KEY), server_key.serialize_pem()).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(authority.der().clone()).unwrap();
+        let (client, client_key) = made();
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_client_auth_cert(
+                vec![client.der().clone()],
+                PrivateKeyDer::try_from(client_key.serialize_der()).unwrap(),
+            );
+        (TlsSettings::load(dir.path()).unwrap(), config.unwrap())
+    }
+
+    #[test]
+    fn who_has_said_more_than_was_looked_at_is_not_quiet() {
+        const BYTES: usize = 300_000;
+        let (server, client) = settings();
+        let (here, there) = UnixStream::pair().unwrap();
+        let (reader, writer) = seal(&server, NbdStream::Unix(here)).unwrap();
+        let client = std::thread::spawn(move || {
+            let state = ClientConnection::new(Arc::new(client), "server".try_into().unwrap()).unwrap();
+            let mut stream = StreamOwned::new(state, there);
+            stream.write_all(&[7; BYTES]).unwrap();
+            stream
+        });
+        let mut input = ClientInput::new(Input::Sealed(reader));
+        let mut left = BYTES;
+        while left > 0 {
+            let began = Instant::now();
+            assert!(!input.is_quiet_for(Duration::from_secs(5)), "{left} bytes are on their way");
+            assert!(began.elapsed() < Duration::from_secs(5));
+            let mut taken = vec![0; input.ahead().len().clamp(1, left)];
+            input.read_exact(&mut taken).unwrap();
+            left -= taken.len();
+        }
+        let client = client.join().unwrap();
+        assert!(input.is_quiet_for(Duration::from_millis(10)));
+        drop((client, writer));
     }
 }

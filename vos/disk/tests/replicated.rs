@@ -15,14 +15,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use abi::Endpoint;
+use abi::ring::Submission;
 use histories::rng::{Rng, seeds};
-use libvos::{DiskClient, Durability, Epochs, Need, Size};
-use replica_core::{EXTENT_BLOCKS, Replica, ReplicaRecord};
+use ipc::Wait;
+use libvos::{Connect, DiskClient, Durability, Epochs, Need, PortConnect, Size};
+use replica_core::{ENCODED_BYTES_MAX, EXTENT_BLOCKS, Replica, ReplicaRecord};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use serde_json::json;
 use vos_api::desk::{DeskQuestion, Edit, FromDesk, Given, Known, PACKET_BYTES_MAX, ToDesk, Unanswered};
-use vos_rt::testkit::{Process, Program, World};
+use vos_api::{Encoded, Operation, copy, session};
+use vos_rt::testkit::{Ended, Process, Program, World};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 2048;
@@ -60,6 +63,14 @@ fn main() -> std::process::ExitCode {
             (
                 "copy_that_has_no_room_is_left_behind_and_comes_back_with_it",
                 copy_that_has_no_room_is_left_behind_and_comes_back_with_it,
+            ),
+            (
+                "primary_of_an_earlier_release_is_not_told_that_a_copy_has_no_room",
+                primary_of_an_earlier_release_is_not_told_that_a_copy_has_no_room,
+            ),
+            (
+                "copy_that_stands_still_while_it_catches_up_keeps_nobody_waiting",
+                copy_that_stands_still_while_it_catches_up_keeps_nobody_waiting,
             ),
             ("disk_tells_where_it_has_data", disk_tells_where_it_has_data),
             ("copies_come_and_go_while_the_disk_serves", copies_come_and_go_while_the_disk_serves),
@@ -521,6 +532,106 @@ fn copy_that_has_no_room_is_left_behind_and_comes_back_with_it() {
     }
     assert!(!set.engine.record().expect("it is there").is_current(Replica(1)));
     small.make_room();
+    set.await_all_current();
+    set.assert_equal();
+}
+
+fn primary_of_an_earlier_release_is_not_told_that_a_copy_has_no_room() {
+    let Some(small) = SmallFileSystem::new() else { return };
+    let set = Set::in_places(&[small.place()]);
+    small.fill();
+    let port = set.world.port(Endpoint::DISK, 1);
+    let copy_endpoint = Endpoint::new(Endpoint::COPY.number()).expect("a number");
+    for newest in [copy::NO_ROOM_SINCE, copy::NO_ROOM_SINCE - 1] {
+        let copy = set.copy(0);
+        let ring = PortConnect::new(port.clone(), copy_endpoint, SIZE).connect().expect("a ring");
+        let say = |asked: Encoded<'_>, out: &[u8], room: u32| {
+            ring.arena().copy_in(0, out).expect("inside");
+            let (op, flags, args, out_bytes) = (asked.op, asked.flags, asked.args, out.len() as u32);
+            let asked = Submission { op, flags, args, out_bytes, in_capacity: room, ..Submission::default() };
+            ring.submit(&asked).expect("room");
+            ring.publish();
+        };
+        let answer = || {
+            let begun = Instant::now();
+            loop {
+                match ring.poll() {
+                    Ok(Some(completion)) => return Ok(completion.status),
+                    Ok(None) => ring.wait(Wait::For(Duration::from_millis(100))).unwrap_or_default(),
+                    Err(error) => return Err(error),
+                }
+                assert!(begun.elapsed() < SOON, "no answer");
+            }
+        };
+        let speaks = versions::Versions::from_to(1, newest);
+        let (progress, epochs) = (session::Progress::default(), Epochs::default());
+        say(session::Hello { session: 5, progress, epochs, speaks }.encode(), &[], 0);
+        assert_eq!(answer().expect("greeted"), 0);
+        say(copy::Greet { epoch: 1, set: SET }.encode(), &[], ENCODED_BYTES_MAX as u32);
+        assert_eq!(answer().expect("greeted"), 0);
+        let put = copy::PutBlocks { seq: 1, first: 100, behind: copy::Behind::new(1, 1, 0) };
+        say(put.encode(), &block(100, 1), 0);
+        if newest >= copy::NO_ROOM_SINCE {
+            assert_eq!(answer().expect("answered"), Errno::NOSPC.raw_os_error() as u32);
+            assert!(!copy.has_ended());
+        } else {
+            answer().expect_err("nobody is there any more");
+            assert_ne!(copy.wait(), Ended::Exit(0));
+        }
+    }
+}
+
+fn copy_that_stands_still_while_it_catches_up_keeps_nobody_waiting() {
+    let set = Set::new(2);
+    let _own = set.copy(0);
+    let mut other = set.copy(1);
+    let _disk = set.disk(0);
+    let client = set.client();
+    client.write(0, &block(0, 1), Durability::Server).expect("written");
+    set.await_all_current();
+    let many = |from: u64, version| (from..from + 32).flat_map(|at| block(at, version)).collect::<Vec<u8>>();
+    let write_all = |version| {
+        for from in (0..BLOCKS).step_by(32) {
+            let (at, data) = (from * BLOCK as u64, many(from, version));
+            client.write(at, &data, Durability::Server).expect("written");
+        }
+    };
+    let mut version = 1;
+    loop {
+        version += 1;
+        other.kill();
+        client.write(0, &block(0, 1), Durability::Server).expect("written without it");
+        set.await_record("alone", |record| !record.is_current(Replica(1)));
+        write_all(version);
+        other = set.copy(1);
+        let begun = Instant::now();
+        let mut first = [0; 8];
+        while first[..] != block(0, version)[..8] {
+            assert!(begun.elapsed() < SOON, "it does not catch up");
+            set.images[1].as_file().read_exact_at(&mut first, 0).expect("the image");
+        }
+        other.stand_still();
+        if set.engine.record().is_some_and(|record| !record.is_current(Replica(1))) {
+            break;
+        }
+        // It was too fast for this.
+        assert!(version < 50);
+        other.go_on();
+        set.await_all_current();
+    }
+    std::thread::scope(|scope| {
+        let (done, is_done) = channel();
+        scope.spawn(move || {
+            write_all(version + 1);
+            done.send(())
+        });
+        let begun = Instant::now();
+        let heard = is_done.recv_timeout(SOON);
+        other.go_on();
+        heard.expect("all is written");
+        eprintln!("all was written {:?} after it stood still", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    });
     set.await_all_current();
     set.assert_equal();
 }

@@ -34,11 +34,17 @@ impl Promised {
 /// What one backup granted the primary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Lease {
+    since_ms: u64,
     until_ms: u64,
     last_asked_ms: Option<u64>,
 }
 
 impl Lease {
+    /// What was asked before is worth nothing.
+    pub fn from(now_ms: u64) -> Lease {
+        Lease { since_ms: now_ms, ..Lease::default() }
+    }
+
     /// Whether it is time to ask again; then it is taken for asked.
     pub fn ask(&mut self, now_ms: u64) -> bool {
         let is_due = self.last_asked_ms.is_none_or(|last| now_ms.saturating_sub(last) >= ASK_EVERY_MS);
@@ -50,7 +56,9 @@ impl Lease {
 
     /// Granted, as of when it was asked.
     pub fn granted(&mut self, asked_ms: u64) {
-        self.until_ms = self.until_ms.max(asked_ms.saturating_add(TERM_MS));
+        if asked_ms >= self.since_ms {
+            self.until_ms = self.until_ms.max(asked_ms.saturating_add(TERM_MS));
+        }
     }
 
     /// 0: no read is answered.
@@ -89,6 +97,11 @@ mod tests {
         lease.granted(100);
         lease.granted(50);
         assert_eq!(lease.left_ms(599), 1);
+        let mut anew = Lease::from(200);
+        anew.granted(199);
+        assert_eq!(anew.left_ms(200), 0);
+        anew.granted(200);
+        assert_eq!(anew.left_ms(200), TERM_MS);
         let mut promised = Promised::at_begin(1000);
         promised.grant(500);
         assert_eq!(promised.until_ms(), 1550);

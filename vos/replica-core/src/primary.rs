@@ -266,6 +266,11 @@ impl<D: Clone> Primary<D> {
             && self.peers.iter().all(is_settled)
     }
 
+    /// Whether somebody would wait for it if it stood still.
+    pub fn is_waited_for(&self, member: Replica) -> bool {
+        self.record.is_current(member) || self.takes_part(member)
+    }
+
     fn is_idle(&self, now_ms: u64) -> bool {
         self.held.is_empty() && now_ms.saturating_sub(self.asked_ms) >= IDLE_MS
     }
@@ -807,7 +812,9 @@ impl<D: Clone> Primary<D> {
     }
 
     fn ask_leases(&mut self, now_ms: u64, acts: &mut Vec<PrimaryAct<D>>) {
+        // Who catches up is asked so that it is known to be there: what is under way to it others wait for.
         let mut others = self.joining();
+        others.extend(self.catching_up());
         if !self.is_idle(now_ms) || self.comparison.is_some() {
             others.extend(self.record.current().filter(|member| *member != self.me));
         }
@@ -929,7 +936,7 @@ impl<D: Clone> Primary<D> {
         let Some(peer) = self.peers.get_mut(&member) else { return };
         if matches!(next, Seal::Flushes(_)) {
             // One that it grants now, and no earlier one.
-            peer.lease = Lease::default();
+            peer.lease = Lease::from(now_ms);
         }
         if let Some(catches_up) = peer.catches_up.as_mut() {
             catches_up.seal = next;

@@ -8,7 +8,7 @@ use crate::Extent;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct BlockRange {
     pub first: u64,
-    /// At least 1.
+    /// 0 where nothing is asked of any.
     pub count: u32,
 }
 
@@ -99,7 +99,7 @@ impl RangeSet {
     }
 
     pub fn overlaps(&self, range: BlockRange) -> bool {
-        self.overlapping(range.first, range.end()).is_some()
+        range.count > 0 && self.overlapping(range.first, range.end()).is_some()
     }
 
     /// The first piece of at most `count` that has nothing in common with `others`.
@@ -197,7 +197,7 @@ mod tests {
                 let all: Vec<(u64, u64)> = ranges.iter().collect();
                 assert!(all.windows(2).all(|pair| pair[0].1 < pair[1].0), "seed {seed}: {all:?}");
                 assert_eq!((ranges.total(), ranges.len()), (model.len() as u64, all.len()));
-                let range = BlockRange { first, count: (end - first).max(1) as u32 };
+                let range = BlockRange { first, count: (end - first) as u32 };
                 let has_some = (range.first..range.end()).any(|number| model.contains(&number));
                 assert_eq!(ranges.overlaps(range), has_some, "seed {seed}");
                 let avoided = members(&other);

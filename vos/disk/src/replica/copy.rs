@@ -4,12 +4,12 @@
 //! under one lock: the loop with what the primary says, and a thread of the pool with what it has done. Blocks go from
 //! the ring to the image without a copy of ours: the machine is given the number of the request, not its bytes. A copy
 //! whose medium fails ends: silence is what its primary understands. One that has no room for a write says so
-//! (`ENOSPC`), and goes on.
+//! (`ENOSPC`), and goes on; for a primary of a release that does not understand that, it ends.
 //!
 //! Spawn record: descriptors `image`, `kept`; options `bytes`, `may_be_longer` (1: the image may), `disk` (the endpoint
 //! that may speak with it), `set`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::process::ExitCode;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -99,6 +99,8 @@ struct ServedCopy {
     pool: Arc<WorkerPool>,
     handle: Handle,
     began: Instant,
+    /// Open rings whose primary would not understand that there is no room.
+    of_earlier_release: HashSet<ClientId>,
     /// Rings that were greeted, with the epoch.
     greeted: HashMap<ClientId, u32>,
     /// By the number that the machine knows them by.
@@ -142,6 +144,7 @@ impl CopyServer {
             pool: also,
             handle,
             began: Instant::now(),
+            of_earlier_release: HashSet::new(),
             greeted: HashMap::new(),
             requests: HashMap::new(),
             next_request: 1,
@@ -295,6 +298,11 @@ impl ServedCopy {
                 Reply { status: 0, results, data }
             }
             ReplicaAnswer::NoRoom { .. } => {
+                let asks = self.waiting.get(&(epoch, awaited)).into_iter().flatten();
+                let mut clients = asks.filter_map(|number| self.requests.get(number)).map(|request| request.client());
+                if clients.any(|client| self.of_earlier_release.contains(&client)) {
+                    return self.fail(Errno::NOSPC);
+                }
                 Reply { status: Errno::NOSPC.raw_os_error() as u32, results: [0; 4], data: Vec::new() }
             }
             ReplicaAnswer::Sums { sums, .. } => {
@@ -396,8 +404,15 @@ fn write(volume: &Volume, range: BlockRange, request: &Request) -> Result<(), Er
 }
 
 impl Service for CopyServer {
-    fn opened(&mut self, _client: ClientId, from: Endpoint, _hello: &Hello) -> HelloReply {
-        if from == self.copy.lock().options.disk { HelloReply::STATELESS } else { HelloReply::Refused(Errno::ACCESS) }
+    fn opened(&mut self, client: ClientId, from: Endpoint, hello: &Hello) -> HelloReply {
+        let mut copy = self.copy.lock();
+        if from != copy.options.disk {
+            return HelloReply::Refused(Errno::ACCESS);
+        }
+        if hello.speaks.newest < api::NO_ROOM_SINCE {
+            copy.of_earlier_release.insert(client);
+        }
+        HelloReply::STATELESS
     }
 
     fn submit(&mut self, request: Request) {
@@ -405,7 +420,9 @@ impl Service for CopyServer {
     }
 
     fn closed(&mut self, client: ClientId) {
-        self.copy.lock().greeted.remove(&client);
+        let mut copy = self.copy.lock();
+        copy.greeted.remove(&client);
+        copy.of_earlier_release.remove(&client);
     }
 
     fn tick(&mut self, _now: Instant) {

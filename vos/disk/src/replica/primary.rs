@@ -48,6 +48,9 @@ const PREPARATION: Duration = Duration::from_secs(100);
 const TICK: Duration = Duration::from_millis(50);
 /// A copy that says nothing for this long, though asked, is taken for away; leases ask it every 150 ms.
 const SILENT: Duration = Duration::from_millis(400);
+/// The same while it catches up: what others ask waits meanwhile, but its medium has much to do, and it would begin
+/// anew.
+const SILENT_BEHIND: Duration = Duration::from_secs(3);
 /// Before a link that broke begins anew.
 const LINK_PAUSE: Duration = Duration::from_millis(20);
 /// Before there is one to a copy whose medium has no room: it is left behind meanwhile, and nobody waits for it.
@@ -333,8 +336,10 @@ impl Mirror {
             self.act(acts);
             self.follow_members(now);
         }
-        let is_silent =
-            |one: &(&Replica, &Link)| one.1.silent_for() > SILENT && self.machine.record().is_current(*one.0);
+        let is_silent = |one: &(&Replica, &Link)| {
+            let limit = if self.machine.record().is_current(*one.0) { SILENT } else { SILENT_BEHIND };
+            one.1.silent_for() > limit && self.machine.is_waited_for(*one.0)
+        };
         let silent: Vec<Replica> = self.links.iter().filter(is_silent).map(|one| *one.0).collect();
         for member in silent {
             self.lose(member, LINK_PAUSE, now);
@@ -527,9 +532,15 @@ impl Mirror {
     /// By the own copy, which is what readers see.
     fn tell_data(&mut self, piece: u64, told: TellData) {
         let Some(of) = self.pieces.remove(&piece) else { return };
-        let request = self.open.remove(&of).and_then(|open| Arc::into_inner(open.request));
-        if let Some(request) = request {
-            tell_data(&self.volume, request, told);
+        let Some(Open { request, _ticket: ticket, .. }) = self.open.remove(&of) else { return };
+        let Some(request) = Arc::into_inner(request) else { return };
+        let volume = Arc::clone(&self.volume);
+        let done = self.pool.run(move || {
+            tell_data(&volume, request, told);
+            drop(ticket);
+        });
+        if let Err(error) = done {
+            tracing::error!(%error, "a request was refused");
         }
     }
 

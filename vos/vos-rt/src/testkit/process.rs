@@ -122,6 +122,15 @@ impl Process {
         self.end(Signal::TERM)
     }
 
+    /// Nothing of it runs until [`Process::go_on`].
+    pub fn stand_still(&self) {
+        sys::pidfd::signal(&self.pidfd, Signal::STOP).expect("it runs");
+    }
+
+    pub fn go_on(&self) {
+        sys::pidfd::signal(&self.pidfd, Signal::CONT).expect("it is there");
+    }
+
     /// Whether it ended by itself.
     pub fn has_ended(&self) -> bool {
         sys::pidfd::has_ended(&self.pidfd)
