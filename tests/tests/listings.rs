@@ -14,7 +14,7 @@ use serde_json::Value;
 const SOON: Duration = Duration::from_secs(60);
 
 /// Commands that this test does not carry out, and who does; there what they print is of the same types.
-const ELSEWHERE: [(&str, &str); 17] = [
+const ELSEWHERE: [(&str, &str); 22] = [
     ("cluster authority", "certificates of this cluster are made by hand: joining.rs"),
     ("cluster rotate-ca", "likewise"),
     ("cluster init", "it is of a machine without a node: joining.rs"),
@@ -32,6 +32,11 @@ const ELSEWHERE: [(&str, &str); 17] = [
     ("server move", "placement is tried in containers.rs"),
     ("disk replica promote", "failover.rs"),
     ("ds watch", "store.rs"),
+    ("alone disk", "alone/disk.rs"),
+    ("alone fs", "alone/tree.rs"),
+    ("alone file", "as disk mount"),
+    ("alone check", "moments.rs"),
+    ("disk mount", "exports.rs"),
 ];
 
 /// Asks, and looks at what comes.

@@ -281,6 +281,19 @@ pub const TABLE: &[Row] = &[
         ],
     ),
     row(
+        "disk mount",
+        &["shop", "root", "{dir}"],
+        Daemon(Viewer),
+        Either,
+        Elsewhere("it mounts: exports.rs"),
+        &[
+            (&["nope", "root", "{dir}"], 1, "nope"),
+            (&["shop", "x", "{dir}"], 1, "no disk 'x'"),
+            (&["shop", "root", "{dir}/none"], 1, "mkdir"),
+            (&["shop", "root"], 2, "<MOUNTPOINT>"),
+        ],
+    ),
+    row(
         "disk unexport",
         &["idle"],
         Daemon(Operator),
@@ -1085,7 +1098,20 @@ pub const TABLE: &[Row] = &[
         Files,
         Answers,
         Elsewhere("there is no image: moments.rs"),
-        &[(&["{dir}/none.img"], 1, "none.img"), (&["{dir}"], 1, "cannot be checked")],
+        &[(&["{dir}/none.img"], 1, "none.img"), (&["{dir}"], 1, "neither a file nor a block device")],
+    ),
+    row(
+        "alone file",
+        &["{dir}/none.img", "{dir}/none"],
+        Files,
+        Answers,
+        Elsewhere("it mounts: exports.rs"),
+        &[
+            (&["{dir}/none.img", "{dir}"], 1, "none.img"),
+            (&["{dir}/none.img", "{dir}/none"], 1, "mkdir"),
+            (&["nbds://server/", "{dir}"], 1, "encrypted"),
+            (&["{dir}/none.img"], 2, "<MOUNTPOINT>"),
+        ],
     ),
     row(
         "alone fs",

@@ -52,7 +52,7 @@ impl Connected {
 pub fn open(path: &Path, size: Option<u64>, changes: Changes) -> Result<Opened, Failure> {
     let access = if changes == Changes::Never { Access::ReadOnly } else { Access::ReadWrite };
     let image = path.display();
-    let failed = |error: &dyn std::error::Error| Failure::new(format!("'{image}' cannot be served")).because(error);
+    let failed = |error: &dyn std::error::Error| Failure::new(format!("'{image}' cannot be used")).because(error);
     let source = image.to_string();
     if let Some(uri) = uri_of(path)? {
         let connection = reach(&uri, size, changes)?;
