@@ -14,6 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 pub use super::tools::Classes;
+use super::tools::User;
 use super::{files, tools, tree};
 use crate::Outcome;
 use crate::mechanism::{Caller, STOP, m3ipc};
@@ -78,7 +79,7 @@ pub enum Program {
     /// Makes files once its input ends; milliseconds.
     MakeFiles { directory: PathBuf, name: String, count: u32 },
     /// PostgreSQL with its data there; transactions a second.
-    Database { directory: PathBuf, seconds: u32 },
+    Database { directory: PathBuf, seconds: u32, user: User },
     /// Classes of stress-ng; operations a second of each.
     Classes { directory: PathBuf, classes: Vec<String> },
     /// Writes until its input ends; milliseconds of the longest write.
@@ -129,7 +130,7 @@ pub fn run(program: &Program) -> Outcome<()> {
         Program::PrepareTree { directory, count } => tree::prepare(directory, *count),
         Program::Tree { directory, count } => tell(&tree::measure(directory, *count)?),
         Program::MakeFiles { directory, name, count } => tell(&tree::make_files(directory, name, *count)?),
-        Program::Database { directory, seconds } => tell(&tools::database(directory, *seconds)?),
+        Program::Database { directory, seconds, user } => tell(&tools::database(directory, *seconds, *user)?),
         Program::Classes { directory, classes } => tell(&tools::classes(directory, classes)?),
         Program::LongestPause { file } => tell(&files::longest_pause(file)?),
         Program::Serve { port, after_ms } => serve(*port, Duration::from_millis(*after_ms)),

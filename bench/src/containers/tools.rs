@@ -12,7 +12,17 @@ pub type Classes = BTreeMap<String, f64>;
 
 const METRIC: &str = "bogo-ops-per-second-real-time:";
 
-/// As its own user, which it insists on. The data are where `$1` says, its socket is not.
+/// Its own user, which it insists on. `Mapped`: who is root outside has that number inside of a user namespace, for a
+/// file system to which everybody is who serves it, as libfuse's example is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum User {
+    Own,
+    Mapped,
+}
+
+const USER: &str = "postgres";
+
+/// The data are where `$1` says, its socket is not.
 const DATABASE: &str = r#"
 bin=$(ls -d /usr/lib/postgresql/*/bin | tail -n 1)
 sockets=$(mktemp -d /tmp/bench-XXXXXX)
@@ -24,13 +34,23 @@ $bin/pgbench -h "$sockets" -U bench -n -c 1 -T "$2" postgres 2>/dev/null | sed -
 "#;
 
 /// Transactions a second of one client.
-pub fn database(directory: &Path, seconds: u32) -> Outcome<f64> {
+pub fn database(directory: &Path, seconds: u32, user: User) -> Outcome<f64> {
     fs::create_dir(directory)?;
-    run(Command::new("chown").arg("postgres:postgres").arg(directory))?;
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups", "sh", "-ec", DATABASE, "sh"]);
-    let done =
-        command.arg(directory).arg(seconds.to_string()).stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
+    let mut command = match user {
+        User::Own => {
+            run(Command::new("chown").args([USER, "--"]).arg(directory))?;
+            let mut command = Command::new("setpriv");
+            command.args(["--reuid", USER, "--regid", USER, "--clear-groups"]);
+            command
+        }
+        User::Mapped => {
+            let mut command = Command::new("unshare");
+            command.args(["--user", "--map-user", USER, "--map-group", USER]);
+            command
+        }
+    };
+    let command = command.args(["sh", "-ec", DATABASE, "sh"]).arg(directory).arg(seconds.to_string());
+    let done = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
     fs::remove_dir_all(directory)?;
     let said = String::from_utf8(done.stdout)?;
     Ok(said.trim().parse().map_err(|_| format!("pgbench says no rate ({}): {said}", done.status))?)

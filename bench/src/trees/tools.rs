@@ -14,7 +14,8 @@ const SECONDS: &str = "3";
 pub fn database(results: &mut Results, place: &Place, round: u32) -> Outcome<()> {
     let program = |at: &Path| {
         let directory = at.join(format!("database{round}")).to_string_lossy().into_owned();
-        ["database".to_owned(), directory, SECONDS.to_owned()].to_vec()
+        let user = if at == place.mounted.point { "mapped" } else { "own" };
+        ["database", &directory, SECONDS, user].map(str::to_owned).to_vec()
     };
     let [theirs, ours] = place.both(program)?;
     results.add(Subject::Transactions, Manner::PassThrough, round, read(&theirs)?);
