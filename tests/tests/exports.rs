@@ -148,10 +148,12 @@ fn disk_of_a_container_is_one_for_clients_of_others_wherever_it_goes() {
 /// `$1`: dvs; `$2`: a directory. A file system of the kernel on the disk, used, unmounted, and looked at.
 const ON_A_LOOP: &str = r#"
 mkdir -p "$2" "$2.fs"
-"$1" disk mount shop data "$2" & server=$!
+"$1" disk mount shop data "$2" > "$2.said" 2>&1 & server=$!
 loop=
-undo() { umount "$2.fs"; test -z "$loop" || losetup --detach "$loop"; umount "$2"; wait $server; }
+at=$2
+undo() { umount "$at.fs" 2>/dev/null || true; test -z "$loop" || losetup --detach "$loop"; umount "$at" || true; wait $server || cat "$at.said"; }
 trap undo EXIT
+trap 'exit 1' TERM
 until test -e "$2/disk"; do kill -0 $server; sleep 0.05; done
 loop=$(losetup --find --show "$2/disk")
 if test "$3" = make; then mkfs.ext4 -q "$loop"; fi

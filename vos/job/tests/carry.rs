@@ -19,25 +19,31 @@ const BROKER: &str = "JOB_PLACE";
 const LONG: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
-    // A shell's background job ignores SIGINT, and so would all that is started here.
-    sys::child::inherit_signals(1 << (libc::SIGPIPE - 1), 0);
     match std::env::var(ROLE).as_deref() {
         Ok("deputy") => deputy(),
         Ok("far") => far(),
-        _ => vos_rt::testkit::main(
-            || ExitCode::FAILURE,
-            &[
-                ("bytes_come_through_in_both_directions", bytes_come_through_in_both_directions),
-                ("ends_are_the_programs", ends_are_the_programs),
-                ("what_is_inherited_is_there", what_is_inherited_is_there),
-                ("who_stops_reading_is_noticed_as_in_a_pipe", who_stops_reading_is_noticed_as_in_a_pipe),
-                ("signals_are_passed_on", signals_are_passed_on),
-                ("job_stops_and_goes_on", job_stops_and_goes_on),
-                ("death_of_either_end_ends_the_other", death_of_either_end_ends_the_other),
-                ("slow_reader_holds_the_program", slow_reader_holds_the_program),
-            ],
-        ),
+        _ => {
+            // A shell's background job ignores SIGINT, and so would all that is started here.
+            sys::child::inherit_signals(1 << (libc::SIGPIPE - 1), 0);
+            tests()
+        }
     }
+}
+
+fn tests() -> ExitCode {
+    vos_rt::testkit::main(
+        || ExitCode::FAILURE,
+        &[
+            ("bytes_come_through_in_both_directions", bytes_come_through_in_both_directions),
+            ("ends_are_the_programs", ends_are_the_programs),
+            ("what_is_inherited_is_there", what_is_inherited_is_there),
+            ("who_stops_reading_is_noticed_as_in_a_pipe", who_stops_reading_is_noticed_as_in_a_pipe),
+            ("signals_are_passed_on", signals_are_passed_on),
+            ("job_stops_and_goes_on", job_stops_and_goes_on),
+            ("death_of_either_end_ends_the_other", death_of_either_end_ends_the_other),
+            ("slow_reader_holds_the_program", slow_reader_holds_the_program),
+        ],
+    )
 }
 
 fn place() -> PathBuf {
