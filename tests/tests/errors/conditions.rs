@@ -70,6 +70,10 @@ fn who_may_not_is_told_what_is_missing_and_changes_nothing() {
         lines.push((row, words, command));
     }
     let check = |tried: &Tried| match tried.row.needs {
+        // Something else may be missing for it here.
+        Needs::Daemon(Role::Viewer) if matches!(tried.row.well, Well::Elsewhere(_)) => {
+            tried.demand(Short::Either, "").err()
+        }
         Needs::Daemon(Role::Viewer) => tried.demand_success().err(),
         _ => tried.demand_refusal(tried.row.status(), "it needs the role").err().filter(|_| {
             // What only nodes may has words of its own.

@@ -52,7 +52,10 @@ impl Connected {
 pub fn open(path: &Path, size: Option<u64>, changes: Changes) -> Result<Opened, Failure> {
     let access = if changes == Changes::Never { Access::ReadOnly } else { Access::ReadWrite };
     let image = path.display();
-    let failed = |error: &dyn std::error::Error| Failure::new(format!("'{image}' cannot be used")).because(error);
+    let failed = |error: &dyn std::error::Error| {
+        let failure = Failure::new(format!("'{image}' cannot be used")).because(error);
+        failure.hint("a file whose size is a multiple of 4,096, a block device, or nbd://HOST/EXPORT")
+    };
     let source = image.to_string();
     if let Some(uri) = uri_of(path)? {
         let connection = reach(&uri, size, changes)?;
