@@ -132,16 +132,7 @@ impl FileGate {
             Body::Fsync(_) | Body::Syncfs => self.flush().map(|()| Vec::new()),
             Body::Fallocate(head) if node == FILE => self.allocate(head.mode, head.offset, head.length),
             Body::Lseek(head) if node == FILE => self.seek(head.offset, head.whence),
-            Body::Create { .. }
-            | Body::Mkdir { .. }
-            | Body::Mknod { .. }
-            | Body::Symlink { .. }
-            | Body::Link { .. }
-            | Body::Unlink { .. }
-            | Body::Rmdir { .. }
-            | Body::Rename { .. }
-            | Body::Setattr(_)
-            | Body::Tmpfile => Err(Errno::PERM),
+            body if body.changes_the_tree() => Err(Errno::PERM),
             _ => Err(Errno::NOSYS),
         })
     }

@@ -134,6 +134,25 @@ pub enum Body<'a> {
     Unknown,
 }
 
+impl Body<'_> {
+    /// Whether it makes, removes, moves or changes an inode or a name, beside what is written into files.
+    pub fn changes_the_tree(&self) -> bool {
+        matches!(
+            self,
+            Body::Create { .. }
+                | Body::Mkdir { .. }
+                | Body::Mknod { .. }
+                | Body::Symlink { .. }
+                | Body::Link { .. }
+                | Body::Unlink { .. }
+                | Body::Rmdir { .. }
+                | Body::Rename { .. }
+                | Body::Setattr(_)
+                | Body::Tmpfile
+        )
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plus {
     Names,

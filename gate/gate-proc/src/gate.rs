@@ -273,19 +273,7 @@ impl<O: Others> ProcGate<O> {
                 Turn::Answer(Ok(fixed_names(node, head)))
             }
 
-            (
-                _,
-                Body::Create { .. }
-                | Body::Mkdir { .. }
-                | Body::Mknod { .. }
-                | Body::Symlink { .. }
-                | Body::Link { .. }
-                | Body::Unlink { .. }
-                | Body::Rmdir { .. }
-                | Body::Rename { .. }
-                | Body::Setattr(_)
-                | Body::Tmpfile,
-            ) => Turn::Answer(Err(libc::EPERM)),
+            (_, body) if body.changes_the_tree() => Turn::Answer(Err(libc::EPERM)),
             _ => Turn::Answer(Err(libc::ENOSYS)),
         }
     }

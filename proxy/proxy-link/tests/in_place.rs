@@ -2,6 +2,8 @@
 
 #[path = "sim/memory.rs"]
 mod memory;
+#[path = "sim/pieces.rs"]
+mod pieces;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -10,9 +12,9 @@ use std::time::Duration;
 use abi::ring::Submission;
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 use memory::{ARENA_BYTES, ENTRIES, Memory, SLOT_BYTES, SimChannel};
+use pieces::gathered;
 use proxy_link::{
-    Action, Bodies, Ends, Identity, InBuffer, LinkTimes, LocalChannel, LocalRole, OutPiece, Peer, Phase, RingSpec,
-    WireChannel,
+    Action, Bodies, Ends, Identity, InBuffer, LinkTimes, LocalChannel, LocalRole, Peer, Phase, RingSpec, WireChannel,
 };
 
 const NOW: Duration = Duration::from_secs(1);
@@ -45,20 +47,7 @@ fn node(me: u16, far: u16) -> Node {
 
 impl Node {
     fn pending(&mut self, now: Duration) -> Vec<u8> {
-        self.peer.set_bodies(Bodies::InPlace);
-        self.peer.fill(now);
-        let mut bytes = Vec::new();
-        for piece in self.peer.pieces() {
-            match piece {
-                OutPiece::Bytes(piece) => bytes.extend_from_slice(piece),
-                OutPiece::InArena { local, at, bytes: count } => {
-                    let mut piece = vec![0; count as usize];
-                    local.copy_out(at, &mut piece).expect("inside");
-                    bytes.extend(piece);
-                }
-            }
-        }
-        bytes
+        gathered(&mut self.peer, Bodies::InPlace, now)
     }
 
     /// Sends at most so many bytes to `to`; whether there were any.

@@ -10,6 +10,8 @@ mod packets;
 mod parting;
 #[path = "sim/party.rs"]
 mod party;
+#[path = "sim/pieces.rs"]
+mod pieces;
 #[path = "sim/pipes.rs"]
 mod pipes;
 #[path = "sim/world.rs"]

@@ -4,6 +4,8 @@ mod check;
 pub mod file;
 mod fs;
 #[cfg(feature = "machinery")]
+mod place;
+#[cfg(feature = "machinery")]
 pub mod volume;
 
 use clap::{Args, Subcommand};
@@ -90,6 +92,7 @@ mod served {
     use rustix::event::{PollFd, PollFlags, poll};
     use serde::Serialize;
 
+    use super::place;
     use super::volume::{self, Changes, Connected, Opened};
     use super::{Command, DiskOptions};
     use crate::cli::Global;
@@ -130,9 +133,7 @@ mod served {
     }
 
     fn disk(global: &Global, options: &DiskOptions) -> Outcome {
-        // Before there are threads, which inherit what is blocked.
-        let stop = sys::signals::open(&[libc::SIGTERM, libc::SIGINT])
-            .map_err(|error| Failure::new("signals cannot be waited for").because(&error))?;
+        let stop = place::stop_signals(&[libc::SIGTERM, libc::SIGINT])?;
         let opened = match (&options.image, options.memory) {
             (Some(image), _) => {
                 let changes = if options.read_only { Changes::Never } else { Changes::Unless };

@@ -9,12 +9,12 @@ use abi::layout::word;
 use abi::ring::{Completion, Submission};
 use abi::{DcId, Endpoint, Epoch, IpcError, Lane, NodeId};
 use proxy_link::{
-    Action, Bodies, Ends, Identity, InBuffer, Indices, LinkTimes, LocalChannel, LocalRole, OutPiece, Peer, RingSpec,
-    WireChannel,
+    Action, Bodies, Ends, Identity, InBuffer, Indices, LinkTimes, LocalChannel, LocalRole, Peer, RingSpec, WireChannel,
 };
 
 use crate::memory::{ARENA_BYTES, ENTRIES, Memory, SLOT_BYTES, SimChannel, State};
 use crate::party::{Party, begin_to_take, carried, is_timed, kind, reply_to, take, value_of, value_of_reply};
+use crate::pieces::gathered;
 
 /// splitmix64
 pub struct Chance(pub u64);
@@ -131,19 +131,7 @@ impl Node {
 
     /// What is to be sent, wherever it lies.
     pub fn outgoing(&mut self, now: Duration, bodies: Bodies) -> Vec<u8> {
-        self.peer.set_bodies(bodies);
-        self.peer.fill(now);
-        let mut bytes = Vec::new();
-        for piece in self.peer.pieces() {
-            match piece {
-                OutPiece::Bytes(piece) => bytes.extend_from_slice(piece),
-                OutPiece::InArena { local, at, bytes: count } => {
-                    let mut piece = vec![0; count as usize];
-                    local.copy_out(at, &mut piece).expect("inside");
-                    bytes.extend(piece);
-                }
-            }
-        }
+        let bytes = gathered(&mut self.peer, bodies, now);
         assert_eq!(bytes.len(), self.peer.pending_bytes());
         assert_eq!(self.peer.has_data_in_place(), bytes.len() > self.peer.outgoing().pending().len());
         bytes

@@ -45,9 +45,9 @@ mod shown {
 
     use super::FileOptions;
     use crate::cli::Global;
-    use crate::commands::alone::fs::demand_mountpoint;
+    use crate::commands::alone::place;
     use crate::commands::alone::volume::{self, Changes, Connected, Opened};
-    use crate::commands::{Outcome, print, say};
+    use crate::commands::{Outcome, print};
     use crate::errors::Failure;
     use crate::output::{self, Row};
 
@@ -80,29 +80,20 @@ mod shown {
     }
 
     pub fn mount_what(global: &Global, mountpoint: &Path, find: impl FnOnce() -> Result<Opened, Failure>) -> Outcome {
-        demand_mountpoint(mountpoint)?;
-        let stop = stop()?;
+        place::demand_mountpoint(mountpoint)?;
+        let stop = place::stop_signals(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP])?;
         show(global, find()?, mountpoint, &stop)
-    }
-
-    /// Before there are threads, which inherit what is blocked.
-    fn stop() -> Result<OwnedFd, Failure> {
-        let signals = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
-        sys::signals::open(&signals).map_err(|error| Failure::new("signals cannot be waited for").because(&error))
     }
 
     /// Until it is unmounted, or lost.
     fn show(global: &Global, opened: Opened, mountpoint: &Path, stop: &OwnedFd) -> Outcome {
         let Opened { volume, source, connection } = opened;
-        let place = std::path::absolute(mountpoint).unwrap_or(mountpoint.to_owned());
+        let at = std::path::absolute(mountpoint).unwrap_or(mountpoint.to_owned());
         let (bytes, read_only) = (BlockStore::bytes(&volume), volume.is_read_only());
         let (ended, over) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(|error| Failure::new("nothing can be waited for").because(&io::Error::from(error)))?;
-        let here = FuseHere { place, source: source.clone(), allow_other: false, read_only };
-        let fuse = here.mount().map_err(|error| {
-            let hint = "as root; or with fusermount3 (Debian: fuse3), and a directory of your own";
-            Failure::new(format!("nothing is mounted at '{}'", here.place.display())).because(&error).hint(hint)
-        })?;
+        let here = FuseHere { place: at, source: source.clone(), allow_other: false, read_only };
+        let fuse = place::mount(&here)?;
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         let gate = FileGate::new(fuse, FILE, Box::new(volume), Owner { uid, gid, time });
@@ -153,10 +144,7 @@ mod shown {
             if asked > 1 {
                 connection.into_iter().for_each(Connected::end);
             } else if let Err(error) = done {
-                let place = here.place.display();
-                say(&format!(
-                    "'{place}' stays mounted: {error}; again takes it away from there all the same (fuser -m {place} says who)"
-                ));
+                place::say_that_it_stays(here, &error);
             }
         }
     }

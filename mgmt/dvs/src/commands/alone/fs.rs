@@ -45,7 +45,7 @@ pub struct FsOptions {
 #[cfg(all(test, feature = "machinery"))]
 pub use mounted::Mounted;
 #[cfg(feature = "machinery")]
-pub use mounted::{demand_mountpoint, mount};
+pub use mounted::mount;
 
 #[cfg(feature = "machinery")]
 mod mounted {
@@ -53,7 +53,6 @@ mod mounted {
     use std::fs::File;
     use std::io::{self, Write};
     use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-    use std::path::Path;
     use std::process::ExitCode;
     use std::sync::mpsc;
     use std::time::{Duration, Instant};
@@ -73,8 +72,9 @@ mod mounted {
 
     use super::FsOptions;
     use crate::cli::Global;
+    use crate::commands::alone::place;
     use crate::commands::alone::volume::{self, Changes};
-    use crate::commands::{Outcome, print, say};
+    use crate::commands::{Outcome, print};
     use crate::errors::Failure;
     use crate::output::{self, Row};
 
@@ -126,10 +126,8 @@ mod mounted {
     }
 
     pub fn mount(global: &Global, options: &FsOptions) -> Outcome {
-        // Before there are threads, which inherit what is blocked.
-        let stop = sys::signals::open(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP])
-            .map_err(|error| Failure::new("signals cannot be waited for").because(&error))?;
-        demand_mountpoint(&options.mountpoint)?;
+        let stop = place::stop_signals(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP])?;
+        place::demand_mountpoint(&options.mountpoint)?;
         let (below, bytes) = Below::open(options)?;
         let place = std::path::absolute(&options.mountpoint).unwrap_or(options.mountpoint.clone());
         let mut world =
@@ -139,10 +137,7 @@ mod mounted {
         }
         let FsOptions { allow_other, read_only, .. } = *options;
         let here = FuseHere { place, source: options.image.display().to_string(), allow_other, read_only };
-        world.fuse = Some(here.mount().map_err(|error| {
-            let hint = "as root; or with fusermount3 (Debian: fuse3), and a directory of your own";
-            Failure::new(format!("nothing is mounted at '{}'", here.place.display())).because(&error).hint(hint)
-        })?);
+        world.fuse = Some(place::mount(&here)?);
         let done = world.start_first(GATE, options).and_then(|()| {
             let (mountpoint, image) = (here.place.display().to_string(), options.image.display().to_string());
             print(|out| output::one(out, global.output, &Mounted { mountpoint, image, bytes, read_only }, view))?;
@@ -169,20 +164,6 @@ mod mounted {
 
     fn failed(what: &str, error: &(dyn std::error::Error + 'static)) -> Failure {
         Failure::new(what.to_owned()).because(error)
-    }
-
-    pub fn demand_mountpoint(mountpoint: &Path) -> Result<(), Failure> {
-        let place = mountpoint.display();
-        let what = || Failure::new(format!("nothing can be mounted at '{place}'"));
-        match std::fs::metadata(mountpoint) {
-            Ok(about) if about.is_dir() => Ok(()),
-            Ok(_) => Err(what().hint("a directory")),
-            Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
-                let hint = format!("umount -l {place}; or fusermount3 -u {place}");
-                Err(what().because_text("a mount is there whose server has ended").hint(hint))
-            }
-            Err(error) => Err(what().because(&error).hint(format!("mkdir -p {place}"))),
-        }
     }
 
     /// What the disk server serves.
@@ -438,10 +419,7 @@ mod mounted {
                     std::thread::spawn(move || tell.send(if regardless { here.detach() } else { here.unmount() }));
                 }
                 if let Ok(Err(error)) = told.try_recv() {
-                    let place = here.place.display();
-                    say(&format!(
-                        "'{place}' stays mounted: {error}; again takes it away from there all the same (fuser -m {place} says who)"
-                    ));
+                    place::say_that_it_stays(here, &error);
                 }
                 while sys::dying::answer(&self.deaths.0).unwrap_or(false) {}
                 for (role, Role { name, .. }) in ROLES.iter().enumerate() {
