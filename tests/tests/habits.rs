@@ -268,7 +268,7 @@ const TYPED: &[(&str, Comes)] = &[
     ("pause shop", Done("is paused")),
     ("unpause shop", Done("goes on")),
     ("update --memory 1g shop", Here("dvs dc set")),
-    ("dc set shop -p 80:80", Here("dvs port add")),
+    ("dc set shop -p 8099:80", Done("is changed")),
     ("dc set shop --pids-limit 100", Here("--pids")),
     ("dc create --name other", Here("dvs dc create NAME")),
     ("create shop", Here("dvs dc create")),
@@ -471,7 +471,10 @@ fn events_tell_what_becomes_other_and_info_counts_it() {
             between();
             let said = |line: String| {
                 let event: serde_json::Value = serde_json::from_str(&line).expect("JSON");
-                format!("{} {}", event["name"].as_str().expect("a name"), event["what"].as_str().expect("a word"))
+                let word =
+                    |field: &str| event[field].as_str().unwrap_or_else(|| panic!("{field} of {line}")).to_owned();
+                let cause = if word("what") == "failed" { format!(": {}", word("why")) } else { String::new() };
+                format!("{} {}{cause}", word("name"), word("what"))
             };
             heard.extend(lines.try_iter().map(said));
             heard.iter().any(|event| event == until).then_some(())
@@ -487,6 +490,14 @@ fn events_tell_what_becomes_other_and_info_counts_it() {
     hear("shop running", &|| ());
     cluster.ok(&["service", "add", "shop", "web", "--", "sleep", "1000"]);
     hear("shop/web/0 running", &|| ());
+    cluster.ok(&["service", "add", "shop", "once", "--restart", "no", "--", "sleep", "1000"]);
+    hear("shop/once/0 running", &|| ());
+    let services = cluster.json(&["service", "ls", "shop", "-o", "json"]);
+    let once =
+        services.as_array().expect("a list").iter().find(|it| it["spec"]["name"] == "once").expect("it is there");
+    cluster.ok(&["kill", "shop", &once["instances"][0]["pid"].to_string()]);
+    hear("shop/once/0 failed: signal 15 of root", &|| ());
+    cluster.ok(&["service", "rm", "shop", "once"]);
     let info = cluster.json(&["info", "-o", "json"]);
     assert_eq!(
         (&info["nodes"]["ready"], &info["containers"]["running"], &info["services"]),

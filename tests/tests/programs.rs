@@ -15,6 +15,7 @@ fn programs_of_the_distribution_run_on_the_tree_of_other_nodes() {
         let printed = cluster.sh("shop", "n1", script);
         assert_eq!(printed.trim(), *expected, "{name}");
     }
+    sqlite_counts_what_two_nodes_write(&cluster);
     redis_answers_over_the_private_network(&cluster);
     postgresql_runs_as_a_user_of_the_container(&cluster);
     nginx_serves_the_tree_to_other_nodes(&cluster);
@@ -57,6 +58,31 @@ const PROGRAMS: &[(&str, &str, &str)] = &[
         "78",
     ),
 ];
+
+/// Each transaction reads what the one before has written, on whichever node.
+fn sqlite_counts_what_two_nodes_write(cluster: &Cluster) {
+    const EACH: u32 = 60;
+    let writer = format!(
+        "import sqlite3\n\
+         db = sqlite3.connect('/dc/counted.db', timeout=60, isolation_level=None)\n\
+         for _ in range({EACH}):\n \
+         db.execute('begin immediate')\n \
+         (count,) = db.execute('select n from counter').fetchone()\n \
+         db.execute('update counter set n = ?', (count + 1,))\n \
+         db.execute('insert into log values (?)', (count,))\n \
+         db.execute('commit')"
+    );
+    let tables = "create table counter(n); insert into counter values (0); create table log(n unique)";
+    cluster.sh("shop", "n2", &format!("sqlite3 /dc/counted.db '{tables}'"));
+    std::thread::scope(|scope| {
+        for node in ["n1", "n3"] {
+            let writer = &writer;
+            scope.spawn(move || cluster.ok(&["run", "shop", "--node", node, "--", "/usr/bin/python3", "-c", writer]));
+        }
+    });
+    let look = "sqlite3 /dc/counted.db 'select n from counter; select count(*) from log; pragma integrity_check'";
+    assert_eq!(cluster.sh("shop", "n2", look), format!("{0}\n{0}\nok\n", 2 * EACH));
+}
 
 fn redis_answers_over_the_private_network(cluster: &Cluster) {
     let serve = "mkdir -p /dc/redis && cd /dc/redis && exec redis-server --bind 0.0.0.0 --protected-mode no --appendonly yes --save ''";

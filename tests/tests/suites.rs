@@ -1,7 +1,8 @@
 //! Test suites that others wrote for file systems, in a container over three nodes: `fs` is on n2, its disk is on n3.
 //!
 //! Two are built by `cargo install` from crates.io, in pinned versions, into the target directory. LTP must be
-//! installed. What they may report is listed here and explained in `docs/design/posix.md`.
+//! installed, the suite of PostgreSQL is fetched. What they may report is listed here and explained in
+//! `docs/design/posix.md`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -42,7 +43,12 @@ fn cluster_with(programs: &Path) -> Cluster {
 
 /// A shell script that may take as long as a suite.
 fn run_long(cluster: &Cluster, node: &str, script: &str) -> Output {
-    let dvs = cluster.command_without_limit(&["run", "shop", "--node", node, "--", "bash", "-c", script]);
+    run_as(cluster, node, &[], script)
+}
+
+fn run_as(cluster: &Cluster, node: &str, options: &[&str], script: &str) -> Output {
+    let words = [&["run", "shop", "--node", node], options, &["--", "bash", "-c", script]].concat();
+    let dvs = cluster.command_without_limit(&words);
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", SUITE_SECONDS]).arg(dvs.get_program()).args(dvs.get_args());
     for (name, value) in dvs.get_envs() {
@@ -217,4 +223,61 @@ fn ltp_finds_what_linux_says_but_for_what_is_listed() {
     let is_bad = |(name, status): &&(&str, i32)| status & LTP_BAD != 0 && !LTP_EXPECTED.contains(name);
     let failed: Vec<_> = statuses.iter().filter(is_bad).collect();
     assert!(failed.is_empty(), "{failed:?}\n{}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// Its server, its data and what is compared are in the tree.
+const POSTGRESQL_SCRIPT: &str = r#"
+cd /dc/pg
+export HOME=/dc/pg
+/dc/suite/pg_regress --inputdir=/dc/suite --outputdir=/dc/pg --dlpath=/dc/suite --temp-instance=/dc/pg/instance \
+    --bindir="$(ls -d /usr/lib/postgresql/*/bin | tail -n 1)" --schedule=/dc/suite/parallel_schedule \
+    --max-concurrent-tests=20 --no-locale --encoding=UTF8
+status=$?
+head -c 20000 regression.diffs 2> /dev/null
+exit $status
+"#;
+
+#[test]
+#[ignore = "fetches PostgreSQL's sources and takes minutes"]
+fn postgresql_answers_as_its_regression_suite_says() {
+    let suite = tempfile::Builder::new().prefix("suite").tempdir().expect("a directory");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/postgresql-suite.sh");
+    let fetched = Command::new(script).arg(suite.path()).stdin(Stdio::null()).output().expect("a shell");
+    assert!(fetched.status.success(), "{}", text(&fetched));
+    let cluster = cluster_with(suite.path());
+    let user = cluster.sh("shop", "n1", "echo $(id -u postgres):$(id -g postgres)");
+    let user = user.trim();
+    cluster.sh("shop", "n1", &format!("mkdir -m 700 /dc/pg && chown -R {user} /dc/pg /dc/suite"));
+    let done = run_as(&cluster, "n1", &["--user", user], POSTGRESQL_SCRIPT);
+    let said = text(&done);
+    assert!(done.status.success() && said.contains("tests passed."), "{said}");
+}
+
+/// A project, a copy of it on another node that is built there, and an archive of that on a third.
+#[test]
+#[ignore = "takes its time: run by `make test-long`"]
+fn git_and_tar_find_on_each_node_what_another_has_made() {
+    const MAKE: &str = r#"
+        mkdir /dc/project && cd /dc/project && git init -q . && git config user.email a@b && git config user.name a
+        for i in $(seq 200); do echo "int f$i(int x) { return x * $i; }" > f$i.c; done
+        { seq -f 'int f%g(int);' 200; echo 'int main(void) { int s = 0;'; seq -f 's += f%g(1);' 200; echo 'return s != 20100; }'; } > main.c
+        printf 'program: $(patsubst %%.c,%%.o,$(wildcard *.c))\n\t$(CC) -o $@ $^\n' > Makefile
+        printf '*.o\nprogram\n' > .gitignore
+        git add . && git commit -qm 1
+        for i in $(seq 2 30); do echo "/* $i */" >> f$i.c; git commit -qam $i; done
+        git gc -q"#;
+    const BUILD: &str = r#"
+        git clone -q file:///dc/project /dc/copy && cd /dc/copy && make -sj4 && ./program
+        git fsck --full --strict 2> /dev/null; git status --porcelain; git log --oneline | wc -l; tar c -C /dc copy | sha256sum"#;
+    const PACK: &str = r#"
+        mkdir /dc/back && tar c -C /dc copy | tar x -C /dc/back && cd /dc/back && tar c copy | sha256sum
+        cd copy && ./program && git -c safe.directory='*' fsck --full --strict 2> /dev/null"#;
+    let cluster = Cluster::up(3);
+    cluster.container("shop", 3, &["--fs-node", "n2", "--disk-node", "n3"]);
+    let sh = |node, script: &str| cluster.sh("shop", node, &format!("set -e; export HOME=/tmp; {script}"));
+    sh("n1", MAKE);
+    let built = sh("n3", BUILD);
+    let (count, sum) = built.split_once('\n').expect("two lines");
+    assert_eq!(count, "30");
+    assert_eq!(sh("n2", PACK), sum);
 }

@@ -16,9 +16,9 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use file_locks::Held;
 use vos_api::fs::{self, Attr, BEHIND_BYTES_MAX, BEHIND_COUNT_MAX, FILE_BYTES_MAX, SetAttr, valid};
 
+use crate::extents::BLOCK;
 use names::{Batch, Goal, Naming};
 
-const BLOCK: u64 = 4096;
 /// Set-user-id and set-group-id, which a write or a change of owner may have to take away.
 const SET_IDS: u32 = libc::S_ISUID | libc::S_ISGID;
 /// Longer writes are told at once: there is little to win.

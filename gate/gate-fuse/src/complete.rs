@@ -10,6 +10,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::backend::{Done, ReplyData};
 use crate::cache::{ATTR_TIMEOUT, Cache, Keep, NAME_VALID, Use};
+use crate::extents::Sought;
 use crate::kernel::{self, fopen};
 use crate::memory::Moment;
 use crate::names::Names;
@@ -237,7 +238,13 @@ impl Completer<'_> {
             }
 
             Then::Getlk => bytes(&conflicting(&done.data)?),
-            Then::Lseek => bytes(&kernel::LseekOut { offset: fs::Offset::from(results).offset }),
+            Then::Lseek { offset, whence } => {
+                let found = fs::Offset::from(results).offset;
+                if let Some(sought) = Sought::of(whence).filter(|_| self.lease(ino, results)) {
+                    self.cache.memory.learn_extent(ino, (offset, sought, found), self.asked.of(ino));
+                }
+                bytes(&kernel::LseekOut { offset: found })
+            }
             Then::Release { fh } => self.closed(fh)?,
         })
     }

@@ -17,6 +17,7 @@ mod behind;
 mod cache;
 mod complete;
 mod dry;
+mod extents;
 mod flight;
 mod gate;
 mod init;

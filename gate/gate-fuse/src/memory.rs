@@ -9,7 +9,7 @@
 //! there are no others ([`Directory::is_whole`]).
 //!
 //! Contents of small files are remembered from when they were fetched beside others ([`crate::gate`]), or written, as
-//! long as there is room.
+//! long as there is room. So is where files have data, and where holes ([`crate::extents`]).
 //!
 //! Pure. Whether a lease stands is the caller's to ask ([`crate::cache`]).
 
@@ -18,6 +18,7 @@ use std::collections::HashMap;
 use vos_api::fs::{self, Attr};
 
 use crate::behind::Change;
+use crate::extents::{Extents, Sought, Unknown};
 
 /// Inodes whose attributes are remembered; beyond, all are forgotten, which costs a request each.
 const ATTRS_MAX: usize = 1 << 17;
@@ -28,6 +29,8 @@ const CONTENTS_MAX: usize = 8 << 20;
 /// Longer files are not remembered.
 const CONTENT_BYTES_MAX: usize = vos_api::fs::CONTENT_BYTES_MAX as usize;
 const CONTENTS_COUNT_MAX: usize = 1 << 14;
+/// Stretches of data, and of holes, of all files together; beyond, all are forgotten.
+const EXTENTS_MAX: usize = 1 << 16;
 /// Inodes of which it is remembered when they were changed last.
 const CHANGED_MAX: usize = 1 << 13;
 
@@ -51,6 +54,8 @@ pub struct Memory {
     names_count: usize,
     contents: HashMap<u64, Vec<u8>>,
     contents_bytes: usize,
+    extents: HashMap<u64, Extents>,
+    extents_count: usize,
     /// Inodes with changes of ours under way.
     changing: HashMap<u64, usize>,
     changing_unknown: usize,
@@ -223,6 +228,33 @@ impl Memory {
         self.contents_bytes -= self.contents.remove(&ino).map_or(0, |content| content.len());
     }
 
+    /// The same of where its data is, or a hole.
+    pub fn learn_extent(&mut self, ino: u64, (offset, sought, found): (u64, Sought, u64), asked: Moment) {
+        if self.changing_unknown == 0 && self.is_quiet_since(ino, asked) {
+            self.with_extents(ino, |extents| extents.learn(offset, sought, found));
+        }
+    }
+
+    fn with_extents(&mut self, ino: u64, change: impl FnOnce(&mut Extents)) {
+        if self.extents_count >= EXTENTS_MAX {
+            self.extents.clear();
+            self.extents_count = 0;
+        }
+        let extents = self.extents.entry(ino).or_default();
+        self.extents_count -= extents.count();
+        change(extents);
+        self.extents_count += extents.count();
+    }
+
+    /// Where a file has data, or a hole, from `offset` on; `Ok(None)`: nowhere.
+    pub fn extent(&self, ino: u64, offset: u64, sought: Sought) -> Result<Option<u64>, Unknown> {
+        let size = self.certain(ino).ok_or(Unknown)?.bytes.get();
+        if offset >= size {
+            return Ok(None);
+        }
+        self.extents.get(&ino).ok_or(Unknown)?.find(offset, sought, size)
+    }
+
     pub fn attr(&self, ino: u64) -> Option<&Attr> {
         self.promised.get(&ino).or_else(|| self.attrs.get(&ino))
     }
@@ -258,6 +290,7 @@ impl Memory {
         self.attrs.remove(&ino);
         self.promised.insert(ino, *attr);
         let Change::Write { offset, bytes } = change else { return };
+        self.with_extents(ino, |extents| extents.written(*offset, bytes.len() as u64));
         let known = if was_empty { Some(Vec::new()) } else { self.content(ino).map(<[u8]>::to_vec) };
         self.forget_content(ino);
         let (from, to) = (*offset as usize, *offset as usize + bytes.len());
@@ -357,6 +390,8 @@ impl Memory {
         self.names_count = 0;
         self.contents.clear();
         self.contents_bytes = 0;
+        self.extents.clear();
+        self.extents_count = 0;
     }
 
     /// The same, and nothing is under way any more.
@@ -395,6 +430,7 @@ impl Memory {
     fn forget_inode(&mut self, ino: u64) {
         self.attrs.remove(&ino);
         self.forget_content(ino);
+        self.extents_count -= self.extents.remove(&ino).map_or(0, |extents| extents.count());
     }
 
     fn forget_names(&mut self, names: &[(u64, Vec<u8>)]) {
@@ -556,6 +592,30 @@ mod tests {
     }
 
     #[test]
+    fn where_data_is_is_known_until_something_else_changes_the_file() {
+        let mut memory = Memory::default();
+        let of = |bytes: u64| Attr { bytes: bytes.into(), ..attr(1) };
+        let asked = memory.now();
+        memory.learn(5, &of(100 * 4096), asked);
+        memory.learn_extent(5, (0, Sought::Data, 8 * 4096), asked);
+        assert_eq!(memory.extent(5, 1, Sought::Data), Ok(Some(8 * 4096)));
+        assert_eq!(memory.extent(5, 100 * 4096, Sought::Hole), Ok(None), "behind the end");
+        memory.promise(5, &of(100 * 4096), &Change::Write { offset: 2 * 4096, bytes: b"some".to_vec() });
+        assert_eq!(memory.extent(5, 1, Sought::Data), Ok(Some(2 * 4096)));
+        memory.learn_extent(5, (0, Sought::Data, 8 * 4096), asked);
+        assert_eq!(memory.extent(5, 1, Sought::Data), Ok(Some(2 * 4096)), "the server does not know yet");
+        memory.told(5, Some(&of(100 * 4096)));
+        assert_eq!(memory.extent(5, 1, Sought::Data), Ok(Some(2 * 4096)));
+        memory.begins(&change(5));
+        memory.ends(&change(5), &[], memory.now());
+        memory.learn(5, &of(100 * 4096), memory.now());
+        assert_eq!(memory.extent(5, 1, Sought::Data), Err(Unknown), "it may have been cut");
+        memory.learn_extent(5, (0, Sought::Data, 8 * 4096), memory.now());
+        memory.forget(5);
+        assert_eq!((memory.extent(5, 1, Sought::Data), memory.extents_count), (Err(Unknown), 0));
+    }
+
+    #[test]
     fn what_was_asked_before_the_server_knew_everything_is_not_told() {
         let mut memory = Memory::default();
         let of = |ino: u64, links| Attr { ino: ino.into(), ..attr(links) };
@@ -608,6 +668,10 @@ mod tests {
         }
         assert!(memory.attrs.len() <= ATTRS_MAX && memory.names_count <= NAMES_MAX);
         assert!(memory.contents_bytes <= CONTENTS_MAX && memory.contents_bytes == 4096 * memory.contents.len());
+        for number in 0..2 * EXTENTS_MAX as u64 {
+            memory.learn_extent(number, (0, Sought::Data, 4096), memory.now());
+        }
+        assert!(memory.extents_count <= EXTENTS_MAX + 2 && memory.extents_count == 2 * memory.extents.len());
         memory.begins(&change(4999));
         assert_eq!(memory.content(4999), None);
     }

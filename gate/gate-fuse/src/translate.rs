@@ -20,7 +20,7 @@ use vos_api::{Class, Encoded, Measured, Operation, Reply};
 use zerocopy::FromBytes;
 
 use crate::behind::names::Made;
-use crate::kernel::{self, InHeader, fattr};
+use crate::kernel::{self, InHeader, LseekIn, fattr};
 use crate::request::{Blocking, Body, Plus, Request};
 use crate::state::State;
 
@@ -130,7 +130,10 @@ pub enum Then {
         fh: u64,
         waits: Waits,
     },
-    Lseek,
+    Lseek {
+        offset: u64,
+        whence: u32,
+    },
     /// Go on with the next step of the request, with a file that the server knows from now on.
     Told {
         fh: u64,
@@ -279,7 +282,9 @@ fn plan_data<'a>(request: &Request<'a>, step: u32, context: &Context<'_>) -> Ste
             ask(Setlk { ino, waits, handle, lock: lock(&head) }, then)
         }
         Body::Fallocate(head) => fallocate(ino, &head, now),
-        Body::Lseek(head) => ask(Lseek { ino, offset: head.offset, whence: u64::from(head.whence) }, Then::Lseek),
+        Body::Lseek(LseekIn { offset, whence, .. }) => {
+            ask(Lseek { ino, offset, whence: u64::from(whence) }, Then::Lseek { offset, whence })
+        }
         Body::CopyFileRange(head) => copy_range(ino, &head, now),
         _ => plan_xattr(request, now),
     }

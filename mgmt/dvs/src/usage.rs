@@ -177,7 +177,6 @@ fn known_option(option: &str, meant: &[String]) -> Option<String> {
         (&["--cpu-shares"], "--cpu-weight"),
     ];
     const OF_CHANGES: &[Known] = &[
-        (&["-p", "--publish"], "dvs port add DC PUBLISHED:PORT, dvs port rm DC PUBLISHED"),
         (&["--restart"], "of what runs in it: dvs service"),
         (&["--cpuset-cpus"], "--cpu-list"),
         (&["--pids-limit"], "--pids"),

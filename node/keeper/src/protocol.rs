@@ -194,6 +194,9 @@ pub struct RunStanding {
     pub pid: u32,
     /// How it ended.
     pub end: Option<RunEnd>,
+    /// And why, where that alone does not say.
+    #[serde(default)]
+    pub cause: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -45,6 +45,8 @@ struct Kept {
     pid: u32,
     /// How the last run ended.
     end: Option<RunEnd>,
+    /// Why its first process did.
+    cause: Option<String>,
     held: Option<Held>,
     /// The epoch that may be held for longer, as a daemon said last.
     permitted: Option<u64>,
@@ -95,6 +97,7 @@ impl Runs {
                 tenure: RunTenure::default(),
                 pid: 0,
                 end: None,
+                cause: None,
                 held: None,
                 permitted: None,
                 touched: now,
@@ -146,6 +149,7 @@ impl Runs {
             is_held: kept.held.is_some(),
             pid: kept.pid,
             end: kept.end,
+            cause: kept.cause.clone(),
         };
         self.kept.iter().map(standing).collect()
     }
@@ -184,7 +188,7 @@ impl Keeper {
             Begin::Refused(refusal) => return Err(Refusal::Run(refusal)),
             Begin::Start => (),
         }
-        (kept.end, kept.pid) = (None, 0);
+        (kept.end, kept.cause, kept.pid) = (None, None, 0);
         let id = self.next_id();
         match self.start_run(id, request) {
             Ok((mut program, group)) => {
@@ -276,9 +280,10 @@ impl Keeper {
 
     /// The first process of a run has ended, or never became its program.
     pub fn run_ended(&mut self, instance: &str, program: u32, end: RunEnd) {
-        let held = self.runs.kept.get_mut(instance).and_then(|kept| kept.held.as_mut());
-        if let Some(held) = held.filter(|held| held.program == program) {
+        let Some(kept) = self.runs.kept.get_mut(instance) else { return };
+        if let Some(held) = kept.held.as_mut().filter(|held| held.program == program) {
             held.ends(end, Instant::now());
+            kept.cause = self.programs.get(&program).and_then(|program| program.cause.clone());
         }
     }
 

@@ -28,8 +28,8 @@ use crate::entrance::Entrance;
 use crate::moment::Entered;
 use crate::rings::Ticket;
 
-/// Threads that wait for the medium: as many transfers as a queue of a common disk takes without growing latency.
-pub const WORKERS: usize = 4;
+/// Threads that wait for the medium, at most: with more a disk of today does not do more at a time.
+pub const WORKERS: usize = 16;
 
 /// Reads up to this length may be answered by the loop: about what a hand-over to a thread costs in copying.
 pub const INLINE_READ_BYTES_MAX: u32 = 128 * 1024;

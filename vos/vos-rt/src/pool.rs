@@ -31,9 +31,12 @@ pub enum PoolError {
     Spawn(#[source] std::io::Error),
 }
 
-/// A bounded pool of worker threads. Dropping it lets the jobs that were handed over finish first.
+/// A bounded pool of worker threads, which begin when there is work for them. Dropping it lets the jobs that were handed
+/// over finish first.
 pub struct WorkerPool {
     shared: Arc<Shared>,
+    name: String,
+    most: usize,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -52,29 +55,44 @@ struct State {
 }
 
 impl WorkerPool {
+    /// At most `threads`, the first of which begins now.
     pub fn new(name: &str, threads: usize) -> Result<WorkerPool, PoolError> {
         if !(1..=THREADS_MAX).contains(&threads) {
             return Err(PoolError::BadSize);
         }
-        let shared = Arc::new(Shared::default());
-        let pool = WorkerPool { shared: Arc::clone(&shared), threads: Mutex::default() };
-        for index in 0..threads {
-            let shared = Arc::clone(&shared);
-            let builder = std::thread::Builder::new().name(format!("{name}-{index}"));
-            pool.threads.lock().push(builder.spawn(move || work(&shared)).map_err(PoolError::Spawn)?);
-        }
+        let (shared, name) = (Arc::new(Shared::default()), name.to_owned());
+        let pool = WorkerPool { shared, name, most: threads, threads: Mutex::default() };
+        pool.begin()?;
         Ok(pool)
     }
 
     /// Hands a job to the next free thread.
     pub fn run(&self, job: impl FnOnce() + Send + 'static) -> Result<(), PoolError> {
-        let mut state = self.shared.state.lock();
-        if state.jobs.len() >= JOBS_MAX {
-            return Err(PoolError::Full);
+        let is_short = {
+            let mut state = self.shared.state.lock();
+            if state.jobs.len() >= JOBS_MAX {
+                return Err(PoolError::Full);
+            }
+            state.jobs.push_back(Box::new(job));
+            if state.idle > 0 {
+                self.shared.work.notify_one();
+            }
+            state.jobs.len() > state.idle && !state.closing
+        };
+        if is_short && let Err(error) = self.begin() {
+            // Those that there are do it.
+            tracing::debug!(%error, "a pool stays as it is");
         }
-        state.jobs.push_back(Box::new(job));
-        if state.idle > 0 {
-            self.shared.work.notify_one();
+        Ok(())
+    }
+
+    /// One more thread, if there may be one.
+    fn begin(&self) -> Result<(), PoolError> {
+        let mut threads = self.threads.lock();
+        if threads.len() < self.most {
+            let shared = Arc::clone(&self.shared);
+            let builder = std::thread::Builder::new().name(format!("{}-{}", self.name, threads.len()));
+            threads.push(builder.spawn(move || work(&shared)).map_err(PoolError::Spawn)?);
         }
         Ok(())
     }
@@ -166,6 +184,30 @@ mod tests {
         }
         drop(pool);
         assert_eq!(done.load(Ordering::Relaxed), 102);
+    }
+
+    #[test]
+    fn threads_begin_when_those_that_there_are_have_work() {
+        const MOST: usize = 3;
+        let pool = WorkerPool::new("test", MOST).expect("threads");
+        let count = |pool: &WorkerPool| pool.threads.lock().len();
+        assert_eq!(count(&pool), 1);
+        let (release, wait) = mpsc::channel::<()>();
+        let wait = Arc::new(Mutex::new(wait));
+        let (begun, begins) = mpsc::channel();
+        for _ in 0..2 * MOST {
+            let (wait, begun) = (Arc::clone(&wait), begun.clone());
+            pool.run(move || {
+                let _ = begun.send(());
+                let _ = wait.lock().recv();
+            })
+            .expect("room");
+        }
+        (0..MOST).for_each(|_| begins.recv().expect("as many run at the same time"));
+        assert_eq!(count(&pool), MOST);
+        drop(release);
+        drop(pool);
+        assert_eq!(begins.try_iter().count(), MOST, "the others run after them");
     }
 
     #[test]

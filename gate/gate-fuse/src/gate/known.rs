@@ -9,6 +9,7 @@ use zerocopy::IntoBytes;
 use super::{Backend, Gate, GateError};
 use crate::backend::Done;
 use crate::complete::{Asked, Completer, FuseReply, touched_by};
+use crate::extents::{Sought, Unknown};
 use crate::flight::{Flight, Loser};
 use crate::kernel;
 use crate::memory::{Memory, Moment, Touched};
@@ -54,6 +55,7 @@ impl<B: Backend> Gate<B> {
                 let none = kernel::GetxattrOut { size: 0, padding: 0 };
                 self.answer(unique, 0, if size == 0 { none.as_bytes() } else { &[] })?;
             }
+            Body::Lseek(head) if self.cache.is_leased(ino) => return self.seek_here(unique, ino, &head),
             Body::CopyFileRange(head) => return self.copy_here(unique, ino, &head),
             Body::Open(head) => return self.open_here(request, &head),
             Body::Read(head) if self.cache.is_leased(ino) && !self.state.is_writable(ino) => {
@@ -102,6 +104,17 @@ impl<B: Backend> Gate<B> {
             Some(None) => Loser::Nothing,
             None => Loser::Unknown,
         }
+    }
+
+    /// Where a file has data, or a hole, as the server said or a program wrote.
+    fn seek_here(&mut self, unique: u64, ino: u64, head: &kernel::LseekIn) -> Result<bool, GateError> {
+        let Some(sought) = Sought::of(head.whence) else { return Ok(false) };
+        match self.cache.memory.extent(ino, head.offset, sought) {
+            Ok(Some(offset)) => self.answer(unique, 0, kernel::LseekOut { offset }.as_bytes())?,
+            Ok(None) => self.answer(unique, -libc::ENXIO, &[])?,
+            Err(Unknown) => return Ok(false),
+        }
+        Ok(true)
     }
 
     /// A copy of what lies after the end: none, as `cp` asks to be told.

@@ -401,6 +401,7 @@ impl Worker {
                         entry.pid = standing.pid;
                     }
                     if let Some(end) = standing.end.filter(|_| !standing.is_held) {
+                        entry.problem.clone_from(&standing.cause);
                         entry.life.ended(standing.last, end, &entry.spec, now);
                     }
                 }

@@ -47,25 +47,25 @@ pub fn can_use_tipc() -> bool {
 macro_rules! over_each_transport {
     ($($name:ident),* $(,)?) => {
         mod tcp {
-            $(#[test] fn $name() { super::$name(super::common::Way::Tcp); })*
+            $(#[test] fn $name() { super::$name($crate::common::Way::Tcp); })*
         }
         mod unix {
-            $(#[test] fn $name() { super::$name(super::common::Way::Unix); })*
+            $(#[test] fn $name() { super::$name($crate::common::Way::Unix); })*
         }
         mod eth {
             $(#[test] fn $name() {
-                if super::common::can_use_namespaces() {
-                    super::$name(super::common::Way::Eth);
+                if $crate::common::can_use_namespaces() {
+                    super::$name($crate::common::Way::Eth);
                 }
             })*
         }
         mod quic {
-            $(#[test] fn $name() { super::$name(super::common::Way::Quic); })*
+            $(#[test] fn $name() { super::$name($crate::common::Way::Quic); })*
         }
         mod tipc {
             $(#[test] fn $name() {
-                if super::common::can_use_tipc() {
-                    super::$name(super::common::Way::Tipc);
+                if $crate::common::can_use_tipc() {
+                    super::$name($crate::common::Way::Tipc);
                 }
             })*
         }

@@ -29,7 +29,7 @@ use vos_rt::{
 };
 
 use super::kept::KeptFile;
-use crate::service::Arena;
+use crate::service::{Arena, WORKERS};
 
 const KIND: Kind = Kind {
     name: "copy",
@@ -42,7 +42,6 @@ const KIND: Kind = Kind {
         libc::SYS_fadvise64,
     ],
 };
-const WORKERS: usize = 4;
 /// Blocks up to this length the loop writes itself.
 const INLINE_BYTES_MAX: u32 = 64 * 1024;
 const BLOCK: u64 = BLOCK_BYTES as u64;

@@ -38,10 +38,9 @@ use super::{PoolResults, endpoint_of};
 use crate::entrance::Entrance;
 use crate::moment::Entered;
 use crate::rings::Ticket;
-use crate::service::{Arena, tell_data};
+use crate::service::{Arena, WORKERS, tell_data};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-const WORKERS: usize = 4;
 /// How long the daemon may take to tell what is in the engine, and to write what was asked.
 const PREPARATION: Duration = Duration::from_secs(100);
 /// How often the machine is told the time.

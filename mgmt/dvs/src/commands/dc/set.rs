@@ -8,6 +8,7 @@ use clap::Args;
 use mgmt_api::{Bytes, DcChange, DcPhase, EgressRule, EgressSpec, HostVolume};
 use serde_json::Value;
 
+use super::super::port::{PortList, parse_ports};
 use super::super::{Outcome, block_on, daemon, names, print, say};
 use super::create::{parse_egress_rule, parse_volume};
 use super::view;
@@ -20,8 +21,8 @@ use crate::units::{parse_bytes, parse_env};
 #[command(after_help = "\
 Limits hold at once, for what runs already too, but open files and terminals: these hold from the next start of the container \
 on. Variables hold for programs that start from now on; what dvs run --env says wins. A limit can be 'default'. Volumes hold from the next start \
-of the container on. Ports come and \
-go by dvs port, nodes by dvs dc add-node, services by dvs service. When a node cannot follow, nothing is changed.
+of the container on. One port comes or \
+goes by dvs port, nodes by dvs dc add-node, services by dvs service. When a node cannot follow, nothing is changed.
 
 Examples:
   dvs dc set shop --memory 2G --cpus 1.5
@@ -29,6 +30,7 @@ Examples:
   dvs dc set shop --env LANG=de_DE.UTF-8 --unset DEBUG
   dvs dc set shop --egress-allow 198.51.100.0/24:443      its programs reach this and no more
   dvs dc set shop --no-egress
+  dvs dc set shop -p 8080:80 -p 8443:443    these ports and no others
   dvs dc set shop -v /srv/data:/data:ro     this directory of the nodes and no other")]
 pub struct Options {
     /// Container.
@@ -71,6 +73,12 @@ pub struct Options {
     /// Let them reach nothing outside.
     #[arg(long, conflicts_with = "egress_allow")]
     no_egress: bool,
+    /// Publish these ports at its nodes and no others, as in 8080:80; may be repeated. See dvs port add --help.
+    #[arg(short, long, value_name = "[ADDRESS:]PORT:PORT", value_parser = parse_ports)]
+    publish: Vec<PortList>,
+    /// Publish none.
+    #[arg(long, conflicts_with = "publish")]
+    no_ports: bool,
     /// Show its programs these directories of their nodes and no others; may be repeated.
     #[arg(short, long, value_name = "HOST-PATH:PATH[:ro]", value_parser = parse_volume)]
     volume: Vec<HostVolume>,
@@ -138,9 +146,11 @@ fn change(options: Options) -> Result<DcChange, Failure> {
         (_, false, []) => None,
         (.., rules) => Some(Some(EgressSpec { allow: rules.iter().map(ToString::to_string).collect() })),
     };
+    let ports = (options.no_ports || !options.publish.is_empty())
+        .then(|| options.publish.into_iter().flat_map(|PortList(ports)| ports).collect());
     let volumes = (options.no_volumes || !options.volume.is_empty()).then_some(options.volume);
     let limits = limits.collect();
-    let change = DcChange { generation: None, limits, env, egress, volumes, ..DcChange::default() };
+    let change = DcChange { generation: None, limits, env, egress, ports, volumes, ..DcChange::default() };
     if change == DcChange::default() {
         return Err(Failure::usage("nothing is to be changed").hint("dvs dc set --help"));
     }
@@ -188,6 +198,9 @@ mod tests {
             json!({ "volumes": [{ "host": "/a", "path": "/b" }, { "host": "/c", "path": "/d", "read_only": true }] });
         assert_eq!(asked("-v /a:/b -v /c:/d:ro"), Ok(volumes));
         assert_eq!(asked("--no-volumes"), Ok(json!({ "volumes": [] })));
+        let ports = asked("-p 8080:80 -p 9000-9001:9000-9001").map(|change| change["ports"].as_array().map(Vec::len));
+        assert_eq!(ports, Ok(Some(3)));
+        assert_eq!(asked("--no-ports"), Ok(json!({ "ports": [] })));
     }
 
     #[test]
@@ -200,6 +213,8 @@ mod tests {
             "--egress --no-egress",
             "-v a:/b",
             "-v /a:/b --no-volumes",
+            "-p 80:80 --no-ports",
+            "-p many",
             "--env A",
         ] {
             assert!(asked(bad).is_err(), "{bad}");
