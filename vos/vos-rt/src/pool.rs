@@ -31,8 +31,8 @@ pub enum PoolError {
     Spawn(#[source] std::io::Error),
 }
 
-/// A bounded pool of worker threads, which begin when there is work for them. Dropping it lets the jobs that were handed
-/// over finish first.
+/// A bounded pool of worker threads, which begin when there is work for them. Dropping it lets the jobs that were
+/// handed over finish first.
 pub struct WorkerPool {
     shared: Arc<Shared>,
     name: String,
