@@ -14,6 +14,8 @@ const PREFIX: &str = "run-";
 /// Where they can be in version 1: not the group of CPUs, which needs settings of its own.
 const PLACES: [Controller; 5] =
     [Controller::Freezer, Controller::Pids, Controller::Cpuacct, Controller::Cpu, Controller::Memory];
+/// For what was killed to be gone. Who waits in the kernel for longer does nothing else.
+const SWEEP_LIMIT: Duration = Duration::from_secs(2);
 /// Until all members stand still. Who waits in the kernel may take longer, and forks nobody meanwhile.
 const FREEZE_LIMIT: Duration = Duration::from_millis(5);
 
@@ -41,12 +43,22 @@ impl Cgroup {
         self.dirs(Level::Programs).into_iter().map(|dir| member_file(&of_run(dir))).collect()
     }
 
-    /// Kills and removes what earlier keepers left.
+    /// Kills and removes what earlier keepers left. When it returns nothing of it runs any more: what is left waits in
+    /// the kernel, and dies when that lets it go.
     pub fn sweep_runs(&self) {
-        for dir in self.place_of_runs().iter().flat_map(|place| run_dirs(place)) {
-            let group = RunGroup { dir };
-            group.kill();
-            group.remove();
+        let until = Instant::now() + SWEEP_LIMIT;
+        let dirs = self.place_of_runs().iter().flat_map(|place| run_dirs(place)).collect::<Vec<_>>();
+        let mut left: Vec<RunGroup> = dirs.into_iter().map(|dir| RunGroup { dir }).collect();
+        loop {
+            left.iter().for_each(RunGroup::kill);
+            left.retain(|group| !group.remove());
+            if left.is_empty() {
+                return;
+            }
+            if Instant::now() >= until {
+                return tracing::warn!(runs = left.len(), "killed, and not gone yet");
+            }
+            std::thread::sleep(RETRY_PAUSE);
         }
     }
 
