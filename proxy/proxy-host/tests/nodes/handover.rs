@@ -60,7 +60,7 @@ fn service_hands_itself_over(moves: u64, encryption: Encryption) {
     let mut manager = cluster.server(0, Endpoint::RS, Epoch(1));
     let start = |index: usize| {
         let node = &cluster.nodes[index];
-        Running::start(node.id, &node.socket, moves, "service_process")
+        Running::start(node.id, &node.socket, moves, "handover::service_process")
     };
     let (mut one, mut two) = (start(0), start(1));
     one.tell_of(&two);
