@@ -95,12 +95,18 @@ fn every_answered_operation_survives_the_death_of_the_server() {
     }
 }
 
+/// Histories, and how often each loses power: enough for every change, and a hundred thousand states for a long run.
+fn losses() -> (u64, u64) {
+    if std::env::var_os("DVS_TEST_LONG").is_some() { (40, 2500) } else { (2, 150) }
+}
+
 #[test]
 fn everything_synced_survives_loss_of_power_with_any_unflushed_blocks_lost() {
-    for seed in seeds(2) {
+    let (histories, rounds) = losses();
+    for seed in seeds(histories) {
         let history = record(seed + 100, scaled(80));
         let mut random = Random::new(seed);
-        for round in 0..scaled(150) {
+        for round in 0..scaled(rounds) {
             let end = 1 + random.below(history.steps.len() as u64) as usize;
             let steps = &history.steps[..end];
             let percent = *random.pick(&[0, 10, 50, 90, 97]);
