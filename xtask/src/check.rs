@@ -21,8 +21,9 @@ const SYSTEM: &str = "end-to-end";
 const AT_ONCE: usize = 2;
 /// Arguments of a long run.
 const LONG: &[&str] = &["--include-ignored", "--test-threads=1"];
-/// The longest of all in its long form: begun first, it does not run alone in the end.
-const LONGEST: &str = "kills-";
+/// The longest in their usual form, and in their long one: begun first, none runs alone in the end.
+const LONGEST: &[&str] = &["errors-", "robustness-", "failover-", "recovery-", "joining-", "space-"];
+const LONGEST_WHEN_LONG: &[&str] = &["kills-", "robustness-"];
 
 /// The package that measures a hundred daemons.
 const SCALE: &str = "dvsd";
@@ -42,7 +43,8 @@ pub fn check() -> Outcome {
 /// Whole clusters on this machine, few at a time.
 pub fn test_system() -> Outcome {
     step("system tests", || {
-        let programs = build_tests()?;
+        let mut programs = build_tests()?;
+        put_first(&mut programs, LONGEST);
         run_all(programs.iter().filter(|program| program.package == SYSTEM), AT_ONCE, &["--test-threads=1"])
     })
 }
@@ -59,7 +61,7 @@ pub fn test_long(only: &[&str]) -> Outcome {
     if programs.is_empty() {
         return Err(format!("no test program's name begins with {}", only.join(" or ")));
     }
-    programs.sort_by_key(|program| !program.name().starts_with(LONGEST));
+    put_first(&mut programs, LONGEST_WHEN_LONG);
     let (clusters, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| program.package == SYSTEM);
     let measures_scale = only.is_empty() || only.iter().any(|name| SCALE.starts_with(name));
     let outcomes = [
@@ -125,6 +127,11 @@ fn program(message: &Value) -> Option<TestProgram> {
     // The system tests' folder is not named after their package.
     let package = if package == Path::new("tests") { SYSTEM } else { package.file_name()?.to_str()? };
     Some(TestProgram { package: package.to_owned(), directory, executable: message["executable"].as_str()?.into() })
+}
+
+fn put_first(programs: &mut [TestProgram], names: &[&str]) {
+    let place = |program: &TestProgram| names.iter().position(|name| program.name().starts_with(name));
+    programs.sort_by_key(|program| place(program).unwrap_or(names.len()));
 }
 
 /// Runs them all, also after a failure, some at a time; what a program said is shown when it has ended.
