@@ -149,7 +149,7 @@ impl Cluster {
     /// in the background of a script, as these tests may be, ignore them.
     pub fn command_without_limit<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new("env");
-        command.arg("--default-signal=INT,QUIT").arg(dvs_binary());
+        command.arg("--default-signal=HUP,INT,QUIT,TERM").arg(dvs_binary());
         command.args(arguments).env("DVS_STATE_DIR", self.directory.path()).env_remove("DVS_SOCKET");
         self.without_contexts(&mut command);
         command

@@ -3,6 +3,9 @@
 //! A record is written before the process becomes a program (`sys::launch`) and removed after the process was seen to
 //! be gone: a process without a record does not exist, a record without a process may. The start time tells a process
 //! from a later one with the same number; the boot id tells this boot from an earlier one.
+//!
+//! What a record has its room in stays when it goes (`ROLE.spare`), for the next one: a server that dies when the disk
+//! is full has to be started again, and what it left free others would have taken.
 
 use std::fs;
 use std::io;
@@ -13,6 +16,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
 use serde::{Deserialize, Serialize};
 
@@ -123,7 +127,7 @@ impl Child {
             lingering.push(self.pidfd);
         }
         drop(lingering);
-        remove(&self.path)?;
+        lay_by(&self.path)?;
         Ok(status.ok().flatten().map(|status| match (status.exit_status(), status.terminating_signal()) {
             (Some(code), _) => format!("exit status {code}"),
             (_, Some(signal)) => format!("signal {signal}"),
@@ -134,7 +138,7 @@ impl Child {
     /// Of one that ends by itself, some day: the record goes.
     pub fn release(self) -> Result<(), StateError> {
         LINGERING.lock().push(self.pidfd);
-        remove(&self.path)
+        lay_by(&self.path)
     }
 
     pub fn mark_ready(&mut self) -> Result<(), StateError> {
@@ -195,16 +199,39 @@ pub fn adopt(path: &Path) -> Result<Option<Child>, StateError> {
             let child = Child::new(record, pidfd, path.to_owned());
             if child.has_ended() { child.bury().map(|_| None) } else { Ok(Some(child)) }
         }
-        _ => remove(path).map(|()| None),
+        _ => lay_by(path).map(|()| None),
     }
 }
 
 pub fn write(path: &Path, record: &impl Serialize) -> Result<(), StateError> {
     let failed = |cause| StateError { doing: "write", path: path.to_owned(), cause };
     let text = serde_json::to_vec(record).map_err(|error| failed(error.into()))?;
-    let fresh = path.with_extension("new");
-    // Renaming makes the change whole for a daemon killed in between; power loss ends the children anyway.
-    fs::write(&fresh, text).and_then(|()| fs::rename(&fresh, path)).map_err(failed)
+    let (fresh, spare) = (path.with_extension("new"), spare_of(path));
+    let put = || {
+        // Without one there has to be room.
+        let _ = fs::rename(&spare, &fresh);
+        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(false).open(&fresh)?;
+        io::Write::write_all(&mut file, &text)?;
+        file.set_len(text.len() as u64)?;
+        // Renaming makes the change whole for a daemon killed in between; power loss ends the children anyway.
+        match renameat_with(CWD, &fresh, CWD, path, RenameFlags::EXCHANGE) {
+            Ok(()) => fs::rename(&fresh, &spare),
+            Err(_) => fs::rename(&fresh, path),
+        }
+    };
+    put().map_err(failed)
+}
+
+fn spare_of(path: &Path) -> PathBuf {
+    path.with_extension("spare")
+}
+
+/// The record is none any more.
+fn lay_by(path: &Path) -> Result<(), StateError> {
+    match fs::rename(path, spare_of(path)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => remove(path),
+        _ => Ok(()),
+    }
 }
 
 /// As a whole or not at all, and on the disk when this returns: for what has to survive a loss of power.
@@ -264,6 +291,25 @@ mod tests {
         let path = dir.join("fs.json");
         write(&path, &record).unwrap();
         (process, record, path)
+    }
+
+    #[test]
+    fn record_is_written_where_the_one_before_had_its_room() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("fs.json");
+        let inode = |path: &Path| fs::metadata(path).map(|file| file.ino()).ok();
+        write(&path, &"a longer one").unwrap();
+        let first = inode(&path);
+        lay_by(&path).unwrap();
+        assert_eq!((inode(&path), inode(&spare_of(&path))), (None, first));
+        write(&path, &"short").unwrap();
+        assert_eq!((inode(&path), inode(&spare_of(&path))), (first, None));
+        write(&path, &"as ready").unwrap();
+        assert_eq!(inode(&spare_of(&path)), first);
+        write(&path, &"again").unwrap();
+        assert_eq!((inode(&path), fs::read_to_string(&path).unwrap()), (first, "\"again\"".to_owned()));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 
     #[test]

@@ -94,7 +94,6 @@ impl<'a> Contents<'a> {
 
     /// The next bytes that are stored, at most so many; `None` after the last.
     pub(super) fn next(&mut self, bytes_max: usize) -> io::Result<Option<Piece>> {
-        let mut data = Vec::new();
         loop {
             while self.parts.front().is_some_and(|(_, length)| *length == 0) {
                 self.parts.pop_front();
@@ -102,7 +101,8 @@ impl<'a> Contents<'a> {
             let Some((offset, length)) = self.parts.front_mut() else { return Ok(None) };
             let (at, count) = (*offset, (*length).min(bytes_max as u64));
             (*offset, *length) = (at + count, *length - count);
-            data.resize(count as usize, 0);
+            // Of the allocator, whose pages are zero before anybody writes there.
+            let mut data = vec![0; count as usize];
             self.source.read_exact(&mut data)?;
             if self.holes != Holes::AsZeros || data.iter().any(|byte| *byte != 0) {
                 return Ok(Some(Piece { offset: at, data }));
