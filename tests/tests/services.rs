@@ -387,7 +387,7 @@ fn service_goes_on_when_daemon_and_engine_are_away_and_ends_when_nobody_vouches_
     assert_eq!(started(&instance(&cluster, "shop", "one/0")), started(&before));
     // Nor does it end when its daemon stands still, or is dead: the node's proxies know who hears it.
     let is_as_before = |what: &str| {
-        assert_eq!(processes_with("stays"), pids, "{what}");
+        assert_eq!(processes_with("stays"), pids, "{what}{}", cluster.logs());
         eventually("the daemon is back", SOON, || {
             let now = instance(&cluster, "shop", "one/0");
             (now["state"] == "healthy" && now["node"] == "n2").then_some(now)
