@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use mgmt_api::RunRequest;
 use sandbox::cgroup::RunGroup;
 use service_core::restart::RunEnd;
-use service_core::tenure::{Begin, PERMIT, Run, RunRefusal, RunTenure};
+use service_core::tenure::{Begin, EXTEND_EVERY, PERMIT, Run, RunRefusal, RunTenure};
 use sys::clock::monotonic_ns;
 use sys::presence::PresencePage;
 
@@ -36,6 +36,8 @@ pub struct Runs {
     kept: BTreeMap<String, Kept>,
     /// Extends what is permitted while no daemon does.
     watched: Option<(PresenceWatch, PresencePage)>,
+    /// When that was looked at.
+    looked_at: Option<Instant>,
 }
 
 /// One instance.
@@ -122,6 +124,7 @@ impl Runs {
 
     /// By what the node's proxies say.
     fn extend_by_presence(&mut self) {
+        self.looked_at = Some(Instant::now());
         let Some((watch, page)) = &self.watched else { return };
         let Some(there) = page.there_ns(watch.incarnation, monotonic_ns()) else { return };
         let until = moment(there.saturating_add(PERMIT.as_nanos() as u64));
@@ -135,10 +138,21 @@ impl Runs {
     /// When something has to be looked at.
     pub fn due(&self) -> Option<Instant> {
         let of = |kept: &Kept| match kept.held.as_ref()?.phase {
-            Phase::Runs => kept.tenure.until(),
+            Phase::Runs => Some(self.look_at(kept, kept.tenure.until()?)),
             Phase::Ends { look_at, .. } => Some(look_at),
         };
         self.kept.values().filter_map(of).min()
+    }
+
+    /// What no daemon has extended for a while, the proxies do, long before it ends: theirs may be about to be replaced,
+    /// by those of a daemon that begins, and what the old ones saw last is worth a whole permit.
+    fn look_at(&self, kept: &Kept, until: Instant) -> Instant {
+        if self.watched.is_none() || kept.permitted.is_none() {
+            return until;
+        }
+        let stale = until.checked_sub(PERMIT - EXTEND_EVERY).unwrap_or(until);
+        let next = self.looked_at.map_or(stale, |at| stale.max(at + EXTEND_EVERY));
+        until.min(next)
     }
 
     fn standings(&self) -> Vec<RunStanding> {
@@ -290,7 +304,8 @@ impl Keeper {
     /// Ends what is not permitted any more, and what is left of what ended.
     pub fn look_after_runs(&mut self) {
         let now = Instant::now();
-        if self.runs.kept.values().any(|kept| kept.tenure.expired(now).is_some()) {
+        let is_due = |kept: &Kept| kept.tenure.until().is_some_and(|until| now >= self.runs.look_at(kept, until));
+        if self.runs.kept.values().any(is_due) {
             self.runs.extend_by_presence();
         }
         let programs = &self.programs;
