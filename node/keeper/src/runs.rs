@@ -144,8 +144,8 @@ impl Runs {
         self.kept.values().filter_map(of).min()
     }
 
-    /// What no daemon has extended for a while, the proxies do, long before it ends: theirs may be about to be replaced,
-    /// by those of a daemon that begins, and what the old ones saw last is worth a whole permit.
+    /// What no daemon has extended for a while, the proxies do, long before it ends: theirs may be about to be
+    /// replaced, by those of a daemon that begins, and what the old ones saw last is worth a whole permit.
     fn look_at(&self, kept: &Kept, until: Instant) -> Instant {
         if self.watched.is_none() || kept.permitted.is_none() {
             return until;
