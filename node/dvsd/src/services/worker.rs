@@ -401,7 +401,8 @@ impl Worker {
                         entry.pid = standing.pid;
                     }
                     if let Some(end) = standing.end.filter(|_| !standing.is_held) {
-                        entry.problem.clone_from(&standing.cause);
+                        // Of a start that failed the answer has said more.
+                        entry.problem = standing.cause.clone().or(entry.problem.take());
                         entry.life.ended(standing.last, end, &entry.spec, now);
                     }
                 }

@@ -47,8 +47,9 @@ impl Cgroup {
     /// the kernel, and dies when that lets it go.
     pub fn sweep_runs(&self) {
         let until = Instant::now() + SWEEP_LIMIT;
-        let dirs = self.place_of_runs().iter().flat_map(|place| run_dirs(place)).collect::<Vec<_>>();
-        let mut left: Vec<RunGroup> = dirs.into_iter().map(|dir| RunGroup { dir }).collect();
+        let place = self.place_of_runs();
+        let mut left: Vec<RunGroup> =
+            place.iter().flat_map(|place| run_dirs(place)).map(|dir| RunGroup { dir }).collect();
         loop {
             left.iter().for_each(RunGroup::kill);
             left.retain(|group| !group.remove());
