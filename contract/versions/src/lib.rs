@@ -127,7 +127,8 @@ protocols! {
     PORT = "broker" 1..=1;
     /// Clients and servers of a container, over rings. Greeting: `vos_api::session::Hello`. 2: file gates understand
     /// `vos_api::fs::TELL`. 3: primaries of disks understand that a copy has no room (`vos_api::copy::NO_ROOM_SINCE`).
-    SERVERS = "servers" 1..=3;
+    /// 4: copies of disks understand `vos_api::copy::PUT_DURABLE`.
+    SERVERS = "servers" 1..=4;
     /// A coordination server and the daemon of its node. Greeting: `vos_api::desk::FromDesk::Hello`.
     DESK = "desk" 1..=1;
     /// A daemon and the keeper of a container. Greeting: `keeper::protocol::Request::Hello`.

@@ -46,11 +46,17 @@ operations! {
 
     /// Reply data: these blocks as they are on this copy's medium. `EIO`: they cannot be read.
     LOOK = 25: repeatable LookAt { first: u64, count: u64 } -> Empty [Access];
+
+    /// Like [`PutBlocks`]; when it is answered the blocks survive loss of power, with all that was answered before. Not
+    /// asked of copies before [`PUT_DURABLE_SINCE`].
+    PUT_DURABLE = 26: repeatable PutDurable { seq: u64, first: u64, behind: Behind } -> Empty [Access, NoSpace];
 }
 
 /// From this version of [`versions::SERVERS`] on a primary may be told that there is no room. An earlier one asks again
 /// for ever, and leaves the copy behind only when it is gone.
 pub const NO_ROOM_SINCE: u8 = 3;
+/// From this version of [`versions::SERVERS`] on a copy understands [`PutDurable`].
+pub const PUT_DURABLE_SINCE: u8 = 4;
 /// Blocks of one [`SumBlocks`].
 pub const SUMS_MAX: u64 = 1024;
 

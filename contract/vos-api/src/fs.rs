@@ -223,7 +223,8 @@ operations! {
 
     /// Reply data: an [`Attr`] without [`BARE`], for whoever has room for it.
     WRITE = 31: once Write<'a> {
-        /// [`APPEND`] ignores the offset and writes at the end; [`LATE`], [`BEHIND`], [`PROMISED`], [`KILL_SUID`].
+        /// [`APPEND`] ignores the offset and writes at the end; [`LATE`], [`BEHIND`], [`PROMISED`], [`KILL_SUID`],
+        /// [`SYNC_FOLLOWS`].
         marks: u16,
         ino: u64,
         offset: u64,
@@ -444,6 +445,9 @@ pub const BEHIND: u16 = 4;
 /// Flag of [`Write`]: its program was answered earlier, but others may have had the inode since: it comes when it
 /// comes. Its room was kept back, as that of the others was.
 pub const PROMISED: u16 = 8;
+/// Flag of [`Write`]: an [`Fsync`] is likely to follow at once. The server may make the bytes durable with the write,
+/// and has nothing left to do then. One of an earlier release does not look at it.
+pub const SYNC_FOLLOWS: u16 = 16;
 /// From this version of [`versions::SERVERS`] on a client may be sent [`TELL`].
 pub const TELL_SINCE: u8 = 2;
 /// Flag of [`Write`], [`Open`] with `O_TRUNC`, [`Fallocate`] and [`CopyRange`]: in the same step, a regular file loses

@@ -49,6 +49,7 @@ use crate::notify::{self, JOBS_MAX, Job, News, Notifier};
 use crate::recall::{self, Begin, InFlight, Recalls, Stage, What, Why};
 use crate::request::{self, Body, Request};
 use crate::state::{HANDLES_MAX, State, StateError};
+use crate::syncs::Syncs;
 use crate::translate::{self, Context, Own, Plan, Step, Then};
 
 /// Requests taken from the kernel and not answered. The bound is below the journal's slots, and below the replies that
@@ -194,6 +195,7 @@ pub struct Gate<B: Backend> {
     behind: Behind,
     /// Locks that the server does not know of.
     kept: KeptLocks,
+    syncs: Syncs,
     numbers: names::OwnNumbers,
     consent: behind::Consent,
     /// The server has room for more of that.
@@ -253,6 +255,7 @@ impl<B: Backend> Gate<B> {
             owed: Vec::new(),
             behind: Behind::default(),
             kept: KeptLocks::default(),
+            syncs: Syncs::default(),
             numbers: names::OwnNumbers::default(),
             consent: behind::Consent::default(),
             has_room: false,
@@ -543,6 +546,9 @@ impl<B: Backend> Gate<B> {
         if is_promised || self.lock_here(&request)? {
             self.counters.here += 1;
             return Ok(Handled::Done);
+        }
+        if let Body::Fsync(_) = request.body {
+            self.syncs.synced(request.header.nodeid);
         }
         if self.put_off(&request, bytes, step) {
             return Ok(Handled::Done);

@@ -31,6 +31,7 @@ mod recall;
 pub mod request;
 mod spawn;
 mod state;
+mod syncs;
 mod translate;
 
 pub use dry::DryGate;

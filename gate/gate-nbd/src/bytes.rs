@@ -95,6 +95,17 @@ impl ByteStore {
         self.write_part(offset + head + middle, last)
     }
 
+    /// As [`ByteStore::write`]; it survives loss of power.
+    pub fn write_through(&self, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        let Cut { head, middle, tail } = cut(offset, data.len() as u64);
+        if head == 0 && tail == 0 && middle > 0 {
+            let _whole = self.parts.read();
+            return self.store.write_through(offset, data);
+        }
+        self.write(offset, data)?;
+        self.flush()
+    }
+
     /// Inside one block; nobody else writes.
     fn write_part(&self, offset: u64, data: &[u8]) -> Result<(), Errno> {
         if data.is_empty() {

@@ -81,6 +81,10 @@ impl BlockStore for DiskStore {
         self.client.write(offset, data, Durability::Server)
     }
 
+    fn write_through(&self, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        self.client.write(offset, data, Durability::Power)
+    }
+
     fn flush(&self) -> Result<(), Errno> {
         self.client.flush()
     }

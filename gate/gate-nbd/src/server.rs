@@ -699,6 +699,7 @@ impl<'a> Line<'a> {
         let (offset, bytes) = (request.offset, u64::from(request.bytes));
         match request.command {
             Command::Flush => return store.flush(),
+            Command::Write if request.flags & flag::FUA != 0 => return store.write_through(offset, &job.data),
             Command::Write => store.write(offset, &job.data)?,
             Command::Trim => store.trim(offset, bytes)?,
             Command::WriteZeroes => {

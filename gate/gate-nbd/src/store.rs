@@ -38,6 +38,12 @@ pub trait BlockStore: Send + Sync {
     /// It is seen by later reads, of whoever asks.
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), Errno>;
 
+    /// These blocks survive loss of power when this returns.
+    fn write_through(&self, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        self.write(offset, data)?;
+        self.flush()
+    }
+
     /// What was written before survives loss of power.
     fn flush(&self) -> Result<(), Errno>;
 

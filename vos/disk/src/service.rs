@@ -83,7 +83,10 @@ impl Disk {
             volume.write(offset, request.out_bytes(), &Arena(request), durability).map(|()| 0)
         };
         let began = Instant::now();
-        let is_short = request.out_bytes() <= INLINE_WRITE_BYTES_MAX && durability == Durability::Server;
+        let is_short = request.out_bytes() <= INLINE_WRITE_BYTES_MAX;
+        if durability == Durability::Power {
+            return self.write_through(request, ticket, offset);
+        }
         if !is_short || ticket.must_wait() || self.slow_until.is_some_and(|until| began < until) {
             return self.spawn(request, ticket, work);
         }
@@ -91,6 +94,22 @@ impl Disk {
         answer(request, result);
         let ended = Instant::now();
         self.slow_until = (ended.duration_since(began) > WRITE_MAX).then(|| ended + WRITE_PAUSE);
+    }
+
+    /// Written, and then one of those who wait for a write-back.
+    fn write_through(&self, request: Request, ticket: Ticket, offset: u64) {
+        let (volume, flusher) = (Arc::clone(&self.volume), Arc::clone(&self.flusher));
+        self.run(move || {
+            ticket.wait();
+            let written = volume.write(offset, request.out_bytes(), &Arena(&request), Durability::Server);
+            drop(ticket);
+            if let Err(errno) = written {
+                return request.fail(errno);
+            }
+            if flusher.join(request) == Joined::First {
+                flusher.run(&volume);
+            }
+        });
     }
 
     fn flush(&self, request: Request) {

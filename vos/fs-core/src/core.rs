@@ -622,7 +622,7 @@ impl Fs {
             let number = state.begun;
             drop(state);
             let written = self.log.written();
-            let result = self.device.flush();
+            let result = self.log.time_flush(|| self.device.flush());
             state = gate.state.lock();
             state.is_running = false;
             match result {

@@ -30,6 +30,11 @@ pub trait BlockDevice: Send + Sync {
     fn write_together(&self, writes: &[(u64, &[u8])]) -> Result<(), DeviceError> {
         writes.iter().try_for_each(|(offset, data)| self.write(*offset, data))
     }
+    /// Likewise; what was written so, and all that had returned before, survives loss of power when this returns.
+    fn write_through(&self, writes: &[(u64, &[u8])]) -> Result<(), DeviceError> {
+        self.write_together(writes)?;
+        self.flush()
+    }
     fn flush(&self) -> Result<(), DeviceError>;
     /// Sets space aside: writes to the range do not fail afterwards for want of space (`ENOSPC` now instead). What the
     /// range holds stays. A device that has all its space, or cannot set any aside, does nothing.

@@ -17,6 +17,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -37,6 +39,10 @@ pub const RECORD_BYTES_MAX: usize = 512 << 10;
 const BATCH_DATA_BYTES_MAX: usize = 4 << 20;
 /// What must stay free beyond the queue: one batch under way, one lost at the ring's end, one record, rounding.
 const ROOM_BYTES: u64 = (2 * BATCH_BYTES_MAX + RECORD_BYTES_MAX + (256 << 10)) as u64;
+
+/// A write that is synced right after is made durable with its batch, for which all others wait: only where that is soon
+/// over.
+const SHORT_FLUSH: Duration = Duration::from_millis(2);
 
 /// Numbers that are handed out once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -74,6 +80,15 @@ struct Item {
     done: Option<Done>,
 }
 
+/// What is written in one go.
+struct Outgoing {
+    /// Where records go, and how they are written there.
+    record: Option<(u64, Vec<u8>)>,
+    items: Vec<Item>,
+    /// It survives loss of power when it is written.
+    is_through: bool,
+}
+
 #[derive(Default)]
 struct Queue {
     items: VecDeque<Item>,
@@ -82,6 +97,8 @@ struct Queue {
     first: u64,
     /// Somebody is writing.
     is_writing: bool,
+    /// Whoever queued last will ask for a flush next.
+    expects_sync: bool,
     failed: Option<Errno>,
 }
 
@@ -103,6 +120,8 @@ pub struct Log {
     bytes: u64,
     queue: Mutex<Queue>,
     ring: Mutex<Ring>,
+    /// The last flush took longer than [`SHORT_FLUSH`].
+    is_flush_long: AtomicBool,
     /// Ranges of the device whose data waits or is under way: offset and bytes.
     unwritten: Mutex<BTreeMap<u64, u64>>,
     idle: Condvar,
@@ -134,6 +153,7 @@ impl Log {
             bytes: layout.log_bytes,
             queue: Mutex::new(queue),
             ring: Mutex::new(ring),
+            is_flush_long: AtomicBool::new(false),
             unwritten: Mutex::default(),
             idle: Condvar::new(),
         }
@@ -191,16 +211,17 @@ impl Log {
 
     /// Writes what waits, unless somebody else is at it.
     pub fn drive(&self) {
-        while let Some((batch, items)) = self.begin_batch() {
+        while let Some(Outgoing { record, items, is_through }) = self.begin_batch() {
             let data = items.iter().flat_map(|item| &item.writes).map(|(offset, data)| (*offset, data.as_slice()));
-            let records = batch.iter().map(|(offset, bytes)| (*offset, bytes.as_slice()));
+            let records = record.iter().map(|(offset, bytes)| (*offset, bytes.as_slice()));
             let writes: Vec<(u64, &[u8])> = data.chain(records).collect();
             let result = match writes.as_slice() {
                 [] => Ok(()),
+                writes if is_through => self.time_flush(|| self.device.write_through(writes)).map_err(Errno::from),
                 [(offset, bytes)] => self.device.write(*offset, bytes).map_err(Errno::from),
                 writes => self.device.write_together(writes).map_err(Errno::from),
             };
-            self.end_batch(&items, result);
+            self.end_batch(&items, is_through, result);
             for done in items.into_iter().filter_map(|item| item.done) {
                 done(result);
             }
@@ -215,8 +236,21 @@ impl Log {
         receiver.recv().unwrap_or(Err(Errno::Io))
     }
 
-    #[allow(clippy::type_complexity)]
-    fn begin_batch(&self) -> Option<(Option<(u64, Vec<u8>)>, Vec<Item>)> {
+    /// What was queued just now is made durable with its write, if nobody else has to wait for that.
+    pub fn expect_sync(&self) {
+        let mut queue = self.queue.lock();
+        queue.expects_sync = !queue.items.is_empty();
+    }
+
+    /// Of a flush, or a write with one.
+    pub fn time_flush<T>(&self, flush: impl FnOnce() -> T) -> T {
+        let begun = Instant::now();
+        let done = flush();
+        self.is_flush_long.store(begun.elapsed() > SHORT_FLUSH, Ordering::Relaxed);
+        done
+    }
+
+    fn begin_batch(&self) -> Option<Outgoing> {
         let mut queue = self.queue.lock();
         if queue.is_writing || queue.items.is_empty() {
             return None;
@@ -248,10 +282,12 @@ impl Log {
         }
         queue.first += u64::from(records);
         if records == 0 {
-            return Some((None, items));
+            return Some(Outgoing { record: None, items, is_through: false });
         }
+        let is_expected = std::mem::take(&mut queue.expects_sync);
+        let is_alone = records == 1 && queue.items.is_empty() && !self.is_flush_long.load(Ordering::Relaxed);
         let offset = self.seal(&mut payload, first, records);
-        Some((Some((offset, payload)), items))
+        Some(Outgoing { record: Some((offset, payload)), items, is_through: is_expected && is_alone })
     }
 
     /// Everything waits for something that will never be written.
@@ -293,7 +329,7 @@ impl Log {
         self.start + lsn % self.bytes
     }
 
-    fn end_batch(&self, items: &[Item], result: Result<(), Errno>) {
+    fn end_batch(&self, items: &[Item], is_through: bool, result: Result<(), Errno>) {
         let mut queue = self.queue.lock();
         let mut ring = self.ring.lock();
         queue.is_writing = false;
@@ -301,6 +337,10 @@ impl Log {
         match result {
             Ok(()) => {
                 ring.written += items.iter().filter(|item| item.record.is_some()).count() as u64;
+                if is_through {
+                    // All batches before it had been written.
+                    ring.flushed = ring.written;
+                }
                 let mut unwritten = self.unwritten.lock();
                 items.iter().flat_map(|item| &item.writes).for_each(|(offset, _)| _ = unwritten.remove(offset));
             }

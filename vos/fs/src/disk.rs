@@ -63,6 +63,10 @@ impl BlockDevice for DiskDevice {
         self.client.write_together(writes, Durability::Server).map_err(|errno| self.failed(errno))
     }
 
+    fn write_through(&self, writes: &[(u64, &[u8])]) -> Result<(), DeviceError> {
+        self.client.write_together(writes, Durability::Power).map_err(|errno| self.failed(errno))
+    }
+
     fn flush(&self) -> Result<(), DeviceError> {
         self.client.flush().map_err(|errno| self.failed(errno))
     }

@@ -129,6 +129,8 @@ pub struct Session {
     poke: Poke,
     epoll: Arc<OwnedFd>,
     incarnation: u64,
+    /// Agreed upon with the server that greeted last, 0 before.
+    version: u8,
     restarts: u64,
 }
 
@@ -195,6 +197,7 @@ impl Session {
             poke,
             epoll,
             incarnation: 0,
+            version: 0,
             restarts: 0,
         };
         session.reconnect(Duration::ZERO)?;
@@ -224,6 +227,11 @@ impl Session {
     /// Incarnation of the server that greeted last, 0 before.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
+    }
+
+    /// Of [`versions::SERVERS`], as agreed upon with the server that greeted last; 0 before.
+    pub fn version(&self) -> u8 {
+        self.version
     }
 
     pub fn is_up(&self) -> bool {
@@ -405,6 +413,7 @@ impl Session {
         if !greeting.version().is_some_and(|version| versions::SERVERS.speaks.includes(version)) {
             return self.lost(&"the server speaks a version that was not offered");
         }
+        self.version = greeting.version().unwrap_or_default();
         self.restarts += u64::from(self.incarnation != 0);
         self.incarnation = greeting.incarnation.max(1);
         if greeting.in_flight() > 0 {

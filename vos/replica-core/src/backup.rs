@@ -54,7 +54,17 @@ pub enum BackupAct<D> {
 enum Then<D> {
     Answer(u32, ReplicaAnswer),
     Welcome(u32),
-    Write { epoch: u32, seq: u64, range: BlockRange, data: D },
+    Write { asked: Writing, range: BlockRange, data: D },
+    Written(Writing),
+}
+
+/// A write, or a copy, that is to be accepted.
+#[derive(Clone, Copy, Debug)]
+struct Writing {
+    epoch: u32,
+    seq: u64,
+    /// When it is durable.
+    durable: bool,
 }
 
 /// A member's side.
@@ -141,7 +151,7 @@ impl<D: Clone> Backup<D> {
         self.wanted.fence = epoch;
         match message {
             ReplicaMessage::Hello => self.after_keeping(is_new, Then::Welcome(epoch), &mut todo),
-            ReplicaMessage::Write { seq, floor, flushed, range, data } => {
+            ReplicaMessage::Write { seq, floor, flushed, range, data, durable } => {
                 // Whoever writes has settled: what was before is the same everywhere, and durable.
                 self.began = false;
                 self.recent.retain(|(of, seq), _| *of == epoch && *seq >= floor);
@@ -149,13 +159,13 @@ impl<D: Clone> Backup<D> {
                 for missing in self.wanted.behind.values_mut() {
                     self.layout.extents_of(range).for_each(|extent| missing.insert_one(extent.0));
                 }
-                self.write(epoch, seq, range, data, is_new, &mut todo);
+                self.write(Writing { epoch, seq, durable }, range, data, is_new, &mut todo);
             }
-            ReplicaMessage::Copy { seq, range, data } => self.write(epoch, seq, range, data, is_new, &mut todo),
+            ReplicaMessage::Copy { seq, range, data } => {
+                self.write(Writing { epoch, seq, durable: false }, range, data, is_new, &mut todo);
+            }
             ReplicaMessage::Flush { seq } => {
-                let ticket = self.ticket();
-                self.under_way.insert(ticket, Then::Answer(epoch, ReplicaAnswer::Durable { seq }));
-                todo.push(BackupAct::Do(ticket, CopyOperation::Flush));
+                self.flush_then(Then::Answer(epoch, ReplicaAnswer::Durable { seq }), &mut todo);
             }
             ReplicaMessage::Sum { seq, range } => {
                 let ticket = self.ticket();
@@ -200,15 +210,15 @@ impl<D: Clone> Backup<D> {
 
     /// Whether that operation is a write, or a copy, to its own copy.
     pub fn is_write(&self, ticket: OperationTicket) -> bool {
-        matches!(self.under_way.get(&ticket), Some(Then::Answer(_, ReplicaAnswer::Accepted { .. })))
+        matches!(self.under_way.get(&ticket), Some(Then::Written(_)))
     }
 
     /// That write found no room, or not for all of it.
     pub fn refused(&mut self, ticket: OperationTicket) -> Vec<BackupAct<D>> {
-        if let Some(Then::Answer(_, answer)) = self.under_way.get_mut(&ticket)
-            && let ReplicaAnswer::Accepted { seq } = *answer
+        if let Some(then) = self.under_way.get_mut(&ticket)
+            && let Then::Written(Writing { epoch, seq, .. }) = *then
         {
-            *answer = ReplicaAnswer::NoRoom { seq };
+            *then = Then::Answer(epoch, ReplicaAnswer::NoRoom { seq });
         }
         self.done(ticket)
     }
@@ -230,18 +240,19 @@ impl<D: Clone> Backup<D> {
         OperationTicket(self.next_ticket)
     }
 
-    fn write(&mut self, epoch: u32, seq: u64, range: BlockRange, data: D, is_new: bool, todo: &mut Vec<BackupAct<D>>) {
+    fn write(&mut self, asked: Writing, range: BlockRange, data: D, is_new: bool, todo: &mut Vec<BackupAct<D>>) {
+        let of = (asked.epoch, asked.seq);
         // What a member that catches up misses is known to the others; what it had on its own account stays known.
         let mut must_keep = is_new;
         if self.is_whole() {
-            self.recent.insert((epoch, seq), range);
+            self.recent.insert(of, range);
             for extent in self.layout.extents_of(range) {
-                self.last.insert(extent, (epoch, seq));
+                self.last.insert(extent, of);
                 self.wanted.hot.insert(extent);
                 must_keep |= !self.kept.hot.contains(&extent);
             }
         }
-        self.after_keeping(must_keep, Then::Write { epoch, seq, range, data }, todo);
+        self.after_keeping(must_keep, Then::Write { asked, range, data }, todo);
     }
 
     /// What is durable everywhere need not be in the activity log; what others miss of it is kept before it goes. It
@@ -283,22 +294,34 @@ impl<D: Clone> Backup<D> {
         match then {
             Then::Answer(epoch, answer) => todo.push(BackupAct::Answer(epoch, answer)),
             Then::Welcome(epoch) => {
-                let is_write = |then: &Then<D>| matches!(then, Then::Answer(_, ReplicaAnswer::Accepted { .. }));
-                match self.under_way.values().any(is_write) {
+                match self.under_way.values().any(|then| matches!(then, Then::Written(_))) {
                     true => self.greetings.push(epoch),
                     false => todo.push(BackupAct::Answer(epoch, self.welcome())),
                 }
             }
             // Its successor was heard meanwhile.
-            Then::Write { epoch, .. } if epoch < self.wanted.fence => {
-                todo.push(BackupAct::Answer(epoch, ReplicaAnswer::Outdated { epoch: self.wanted.fence }));
+            Then::Write { asked, .. } if asked.epoch < self.wanted.fence => {
+                todo.push(BackupAct::Answer(asked.epoch, ReplicaAnswer::Outdated { epoch: self.wanted.fence }));
             }
-            Then::Write { epoch, seq, range, data } => {
+            Then::Write { asked, range, data } => {
                 let ticket = self.ticket();
-                self.under_way.insert(ticket, Then::Answer(epoch, ReplicaAnswer::Accepted { seq }));
+                self.under_way.insert(ticket, Then::Written(asked));
                 todo.push(BackupAct::Do(ticket, CopyOperation::Write { range, data }));
             }
+            Then::Written(Writing { epoch, seq, durable }) => {
+                let accepted = Then::Answer(epoch, ReplicaAnswer::Accepted { seq });
+                match durable {
+                    true => self.flush_then(accepted, todo),
+                    false => self.go_on(accepted, todo),
+                }
+            }
         }
+    }
+
+    fn flush_then(&mut self, then: Then<D>, todo: &mut Vec<BackupAct<D>>) {
+        let ticket = self.ticket();
+        self.under_way.insert(ticket, then);
+        todo.push(BackupAct::Do(ticket, CopyOperation::Flush));
     }
 
     fn welcome(&self) -> ReplicaAnswer {
@@ -332,7 +355,8 @@ mod tests {
     /// What it keeps when it is told to write.
     fn written(backup: &mut Backup<()>) -> Kept {
         let range = BlockRange::one(5);
-        let acts = backup.hear(1, ReplicaMessage::Write { seq: 1, floor: 1, flushed: 0, range, data: () }, 0);
+        let write = ReplicaMessage::Write { seq: 1, floor: 1, flushed: 0, range, data: (), durable: false };
+        let acts = backup.hear(1, write, 0);
         let kept = acts.into_iter().find_map(|act| match act {
             BackupAct::Do(_, CopyOperation::Keep(kept)) => Some(kept),
             _ => None,

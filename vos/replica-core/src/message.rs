@@ -19,6 +19,8 @@ pub enum ReplicaMessage<D> {
         flushed: u64,
         range: BlockRange,
         data: D,
+        /// Accepted when it is durable, with all that was accepted before.
+        durable: bool,
     },
     /// Of what it misses, or of what members may have differently.
     Copy { seq: u64, range: BlockRange, data: D },

@@ -29,6 +29,8 @@ pub enum DiskRequest<D> {
     Write {
         range: BlockRange,
         data: D,
+        /// Answered when it survives loss of power, with all that was acknowledged before.
+        durable: bool,
     },
     /// All that was acknowledged before survives loss of power.
     Flush,
@@ -108,6 +110,8 @@ enum Kind<D> {
         id: u64,
         range: BlockRange,
         data: D,
+        /// Of one that is to be durable: up to where every write is, with it.
+        covers: Option<u64>,
     },
     /// `refuses`: the write of a client that the own copy had no room for.
     Copy {
@@ -454,12 +458,11 @@ impl<D: Clone> Primary<D> {
 
     fn say(&self, member: Replica, seq: u64, kind: &Kind<D>, acts: &mut Vec<PrimaryAct<D>>) {
         match kind {
-            Kind::Write { range, data, .. } => {
+            Kind::Write { range, data, covers, .. } => {
+                let (range, data, durable) = (*range, data.clone(), covers.is_some());
                 let (floor, flushed) = (self.floor(), self.flushed);
-                acts.push(PrimaryAct::Send(
-                    member,
-                    ReplicaMessage::Write { seq, floor, flushed, range: *range, data: data.clone() },
-                ));
+                let write = ReplicaMessage::Write { seq, floor, flushed, range, data, durable };
+                acts.push(PrimaryAct::Send(member, write));
             }
             Kind::Copy { range, .. } => acts.push(PrimaryAct::Copy { to: member, seq, range: *range }),
             Kind::Flush { .. } => acts.push(PrimaryAct::Send(member, ReplicaMessage::Flush { seq })),
@@ -743,7 +746,10 @@ impl<D: Clone> Primary<D> {
             }
             if !std::mem::replace(&mut operation.is_replied, true) {
                 match operation.kind {
-                    Kind::Write { id, .. } => acts.push(PrimaryAct::Reply { id, reply: DiskReply::Written }),
+                    Kind::Write { id, covers, .. } => {
+                        self.flushed = self.flushed.max(covers.unwrap_or(0));
+                        acts.push(PrimaryAct::Reply { id, reply: DiskReply::Written });
+                    }
                     Kind::Flush { id, covers } => {
                         self.flushed = self.flushed.max(covers);
                         acts.extend(id.map(|id| PrimaryAct::Reply { id, reply: DiskReply::Flushed }));
@@ -1048,9 +1054,13 @@ impl<D: Clone> Primary<D> {
                 DiskRequest::Read { range } if may_read && !busy.overlaps(range) => {
                     acts.push(PrimaryAct::Read { id, range })
                 }
-                DiskRequest::Write { range, data } if may_write && !busy.overlaps(range) && self.has_room(range) => {
+                DiskRequest::Write { range, data, durable }
+                    if may_write && !busy.overlaps(range) && self.has_room(range) =>
+                {
                     busy.insert_blocks(range);
-                    self.start(Kind::Write { id, range, data }, acts);
+                    // Each copy makes it durable after what it has accepted: with nothing under way, that is all.
+                    let covers = durable.then(|| if self.floor() == self.next_seq { self.next_seq } else { self.floor() - 1 });
+                    self.start(Kind::Write { id, range, data, covers }, acts);
                 }
                 DiskRequest::Hold if may_read => {
                     acts.push(PrimaryAct::Reply { id, reply: DiskReply::Held { for_ms: held_ms } });

@@ -135,9 +135,16 @@ struct Link {
 #[derive(Clone, Debug)]
 enum Asked {
     Read(BlockRange),
-    Write(BlockRange, Data),
+    /// The last: it is durable when it is answered.
+    Write(BlockRange, Data, bool),
     Flush,
     Hold,
+}
+
+impl Asked {
+    fn makes_durable(&self) -> bool {
+        matches!(self, Asked::Flush | Asked::Write(_, _, true))
+    }
 }
 
 enum Answer {
@@ -153,7 +160,7 @@ struct Pending {
     begun_ms: u64,
     /// What a read must at least answer.
     least: Vec<u64>,
-    /// What was acknowledged when a flush began.
+    /// What was acknowledged when a flush, or a durable write, began.
     acknowledged: Vec<u64>,
     /// Who has it, and since when.
     at: Option<(usize, u64, u64)>,
@@ -649,13 +656,14 @@ impl World {
                 9 => Asked::Hold,
                 1..=5 if !self.is_calm => {
                     let range = some_of(&mut self.rng, own_first, own_first + own_blocks);
-                    let is_under_way = |it: &Pending| matches!(&it.asked, Asked::Write(of, _) if of.first < range.end() && range.first < of.end());
+                    let is_under_way = |it: &Pending| matches!(&it.asked, Asked::Write(of, ..) if of.first < range.end() && range.first < of.end());
                     if self.requests.values().any(is_under_way) {
                         continue;
                     }
                     let written = &mut self.written[range.first as usize..range.end() as usize];
                     written.iter_mut().for_each(|number| *number += 1);
-                    Asked::Write(range, written.to_vec())
+                    let data = written.to_vec();
+                    Asked::Write(range, data, self.rng.one_in(4))
                 }
                 _ => Asked::Read(some_of(&mut self.rng, 0, LAYOUT.blocks)),
             };
@@ -667,7 +675,7 @@ impl World {
                 }
                 Asked::Write(..) | Asked::Flush | Asked::Hold => Vec::new(),
             };
-            let acknowledged = if matches!(asked, Asked::Flush) { self.acknowledged.clone() } else { Vec::new() };
+            let acknowledged = if asked.makes_durable() { self.acknowledged.clone() } else { Vec::new() };
             let pending = Pending { client, asked, begun_ms: now_ms, least, acknowledged, at: None };
             self.requests.insert(self.next_request, pending);
         }
@@ -691,7 +699,7 @@ impl World {
             let Some(life) = self.nodes[known].server.as_ref().map(|server| server.life) else { continue };
             let request = match asked {
                 Asked::Read(range) => DiskRequest::Read { range },
-                Asked::Write(range, data) => DiskRequest::Write { range, data },
+                Asked::Write(range, data, durable) => DiskRequest::Write { range, data, durable },
                 Asked::Flush => DiskRequest::Flush,
                 Asked::Hold => DiskRequest::Hold,
             };
@@ -737,19 +745,25 @@ impl World {
                     self.read[block] = self.read[block].max(value);
                 }
             }
-            (Asked::Write(range, values), Answer::Done) => {
+            (Asked::Write(range, values, durable), Answer::Done) => {
                 for (block, value) in (range.first as usize..).zip(values) {
                     self.acknowledged[block] = self.acknowledged[block].max(value);
+                    if durable {
+                        self.flushed[block] = self.flushed[block].max(value);
+                    }
                 }
+                self.has_flushed(pending.acknowledged);
             }
             // As if it had never been answered.
             (Asked::Write(..), Answer::Refused) => {}
-            (Asked::Flush, Answer::Done) => {
-                for (flushed, acknowledged) in self.flushed.iter_mut().zip(pending.acknowledged) {
-                    *flushed = (*flushed).max(acknowledged);
-                }
-            }
+            (Asked::Flush, Answer::Done) => self.has_flushed(pending.acknowledged),
             _ => self.wrong.push(format!("{}: another answer than was asked", self.now_ms)),
+        }
+    }
+
+    fn has_flushed(&mut self, acknowledged: Vec<u64>) {
+        for (flushed, acknowledged) in self.flushed.iter_mut().zip(acknowledged) {
+            *flushed = (*flushed).max(acknowledged);
         }
     }
 
@@ -827,7 +841,7 @@ impl World {
             (self.acknowledged, self.read) = (self.flushed.clone(), self.flushed.clone());
             for pending in self.requests.values_mut() {
                 pending.least.fill(0);
-                if matches!(pending.asked, Asked::Flush) {
+                if pending.asked.makes_durable() {
                     pending.acknowledged.clone_from(&self.flushed);
                 }
             }

@@ -131,6 +131,9 @@ impl<B: Backend> Gate<B> {
             return Ok(false);
         }
         self.counters.promises += 1;
+        if let Change::Write { .. } = promise.change {
+            self.syncs.written(ino);
+        }
         self.cache.memory.promise(ino, &after, &promise.change);
         let answer = promise.answer();
         self.behind.add(promise);
@@ -349,6 +352,7 @@ impl<B: Backend> Gate<B> {
         match change {
             Change::Name(_) => Err(crate::backend::Refused::TooLong),
             Change::Write { offset, bytes } => {
+                let marks = marks | if self.syncs.follows(ino) { fs::SYNC_FOLLOWS } else { 0 };
                 let asked = Write { marks, ino, offset, time_ns, bytes: &bytes }.encode();
                 self.backend.submit(&Op::of(&asked, ROOM_FOR_ATTR, sequence))
             }

@@ -178,18 +178,20 @@ impl ServedCopy {
             Some(BlockRange { first, count: u32::try_from(count).ok()? }).filter(|_| is_inside)
         };
         let data = || Some(u64::from(out_bytes)).filter(|bytes| bytes.is_multiple_of(BLOCK)).map(|bytes| bytes / BLOCK);
-        let write = |seq: u64, behind: api::Behind, range| ReplicaMessage::Write {
+        let write = |seq: u64, behind: api::Behind, range, durable| ReplicaMessage::Write {
             seq,
             floor: behind.floor(seq),
             flushed: behind.flushed(seq),
             range,
             data: number,
+            durable,
         };
         Some(match ask {
             Ask::Greet(_) => (ReplicaMessage::Hello, Awaited::Welcome),
-            Ask::PutBlocks(it) => (write(it.seq, it.behind, range(it.first, data()?)?), Awaited::Accepted(it.seq)),
+            Ask::PutBlocks(it) => (write(it.seq, it.behind, range(it.first, data()?)?, false), Awaited::Accepted(it.seq)),
+            Ask::PutDurable(it) => (write(it.seq, it.behind, range(it.first, data()?)?, true), Awaited::Accepted(it.seq)),
             Ask::PutZeros(it) => {
-                (write(it.seq, it.behind, range(it.first, it.count.get())?), Awaited::Accepted(it.seq))
+                (write(it.seq, it.behind, range(it.first, it.count.get())?, false), Awaited::Accepted(it.seq))
             }
             Ask::CopyBlocks(it) => {
                 let range = range(it.first, data()?)?;

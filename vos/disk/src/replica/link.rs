@@ -109,6 +109,8 @@ struct State {
 enum Asked {
     Welcome,
     Accepted(u64),
+    /// It is not, before the copy has flushed as well.
+    Written(u64),
     Durable(u64),
     Marked(u64, bool),
     Granted(u64),
@@ -121,6 +123,8 @@ enum Saying {
     Message(u32, ReplicaMessage<Content>),
     Reserve(u64, Need, BlockRange),
     Look(u64, BlockRange),
+    /// What ends a durable write to a copy of an earlier release.
+    Flush(u64),
 }
 
 impl Link {
@@ -256,6 +260,11 @@ impl Shared {
         while let Some(done) = state.session.as_mut().and_then(Session::complete) {
             let Some(asked) = state.asked.remove(&done.token) else { continue };
             state.heard = Instant::now();
+            if let (Asked::Written(seq), None) = (asked, done.error) {
+                state.waiting.push_back(Saying::Flush(seq));
+                state.waiting_bytes += Saying::Flush(seq).bytes();
+                continue;
+            }
             has_news = true;
             match said(turn, asked, done) {
                 Some(said) => self.inbox.said.lock().push((self.to, said)),
@@ -310,6 +319,7 @@ impl State {
                 let look = api::LookAt { first: range.first, count: range.count.into() };
                 self.ask(&look, range.count * BLOCK_BYTES, None, Asked::Looked(*id))
             }
+            Saying::Flush(seq) => self.ask(&api::SyncCopy { seq: *seq }, 0, None, Asked::Accepted(*seq)),
             Saying::Message(epoch, message) => self.send_message(*epoch, message),
         }
     }
@@ -320,16 +330,21 @@ impl State {
                 let greet = api::Greet { epoch: epoch.into(), set: self.set };
                 self.ask(&greet, ENCODED_BYTES_MAX as u32, None, Asked::Welcome)
             }
-            ReplicaMessage::Write { seq, floor, flushed, range, data } => {
+            ReplicaMessage::Write { seq, floor, flushed, range, data, durable } => {
                 let (seq, first, behind) = (*seq, range.first, api::Behind::new(*seq, *floor, *flushed));
+                let written = if *durable { Asked::Written(seq) } else { Asked::Accepted(seq) };
                 match data {
+                    Content::Bytes(bytes) if *durable && self.knows_durable() => {
+                        let put = api::PutDurable { seq, first, behind };
+                        self.ask(&put, 0, Some(bytes), Asked::Accepted(seq))
+                    }
                     Content::Bytes(bytes) => {
                         let put = api::PutBlocks { seq, first, behind };
-                        self.ask(&put, 0, Some(bytes), Asked::Accepted(seq))
+                        self.ask(&put, 0, Some(bytes), written)
                     }
                     Content::Zeros => {
                         let count = u64::from(range.count).into();
-                        self.ask(&api::PutZeros { seq, first, behind, count }, 0, None, Asked::Accepted(seq))
+                        self.ask(&api::PutZeros { seq, first, behind, count }, 0, None, written)
                     }
                 }
             }
@@ -354,6 +369,10 @@ impl State {
                 self.ask(&api::AskLease { asked_ms: *asked_ms }, 0, None, Asked::Granted(*asked_ms))
             }
         }
+    }
+
+    fn knows_durable(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.version() >= api::PUT_DURABLE_SINCE)
     }
 
     fn ask<'a, O: Operation<'a>>(
@@ -385,7 +404,7 @@ impl Saying {
                 ReplicaMessage::Write { data: Content::Bytes(bytes), .. }
                 | ReplicaMessage::Copy { data: Content::Bytes(bytes), .. },
             ) => AROUND + bytes.len(),
-            Saying::Message(..) | Saying::Reserve(..) | Saying::Look(..) => AROUND,
+            Saying::Message(..) | Saying::Reserve(..) | Saying::Look(..) | Saying::Flush(_) => AROUND,
         }
     }
 }
@@ -404,7 +423,7 @@ fn said(turn: u64, asked: Asked, done: Done) -> Option<LinkSaid> {
     {
         return Some(LinkSaid::Looked(id, done.error.map_or_else(|| Ok(done.data.to_vec()), Err)));
     }
-    if let (Some(Errno::NOSPC), Asked::Accepted(seq)) = (done.error, asked) {
+    if let (Some(Errno::NOSPC), Asked::Accepted(seq) | Asked::Written(seq)) = (done.error, asked) {
         return Some(LinkSaid::NoRoom(turn, seq));
     }
     let answer = match (done.error, asked) {
@@ -423,7 +442,7 @@ fn said(turn: u64, asked: Asked, done: Done) -> Option<LinkSaid> {
             let sums = words.chunks_exact(4).filter_map(|word| Some(u32::from_le_bytes(word.try_into().ok()?)));
             ReplicaAnswer::Sums { seq, sums: sums.collect() }
         }
-        (None, Asked::Reserved(_) | Asked::Looked(_)) => return None,
+        (None, Asked::Reserved(_) | Asked::Looked(_) | Asked::Written(_)) => return None,
     };
     Some(LinkSaid::Answer(turn, answer))
 }

@@ -580,13 +580,15 @@ impl Mirror {
         let bytes = u64::from(request.out_bytes());
         let data = Content::Bytes(Arc::new(request.data()));
         let of = self.take(request, ticket);
+        let durable = durability == Durability::Power;
         if let Some(open) = self.open.get_mut(&of) {
-            open.then_flush = durability == Durability::Power;
+            // Nothing to write is a flush.
+            open.then_flush = durable && bytes == 0;
         }
         if bytes > 0 {
             let range = BlockRange { first: offset / BLOCK, count: (bytes / BLOCK) as u32 };
             let piece = self.piece(of);
-            self.ask(piece, DiskRequest::Write { range, data });
+            self.ask(piece, DiskRequest::Write { range, data, durable });
         }
         self.answer_if_done(of);
     }
@@ -596,7 +598,7 @@ impl Mirror {
         let ranges = ranges_in(offset, bytes, DISCARD_BLOCKS);
         let pieces: Vec<(u64, BlockRange)> = ranges.map(|range| (self.piece(of), range)).collect();
         for (piece, range) in pieces {
-            self.ask(piece, DiskRequest::Write { range, data: Content::Zeros });
+            self.ask(piece, DiskRequest::Write { range, data: Content::Zeros, durable: false });
         }
         self.answer_if_done(of);
     }

@@ -494,7 +494,11 @@ pub(super) fn end_of(fs: &Fs, request: Request<'_>) -> Option<End> {
 
 pub(super) fn write(job: &Arc<Job>, it: Write<'_>) -> Result<(), Errno> {
     let position = if it.marks & api::APPEND != 0 { Position::End } else { Position::At(it.offset) };
-    put(job, it.ino, position, it.bytes, it.time_ns, it.marks)
+    put(job, it.ino, position, it.bytes, it.time_ns, it.marks)?;
+    if it.marks & api::SYNC_FOLLOWS != 0 {
+        job.fs.log.expect_sync();
+    }
+    Ok(())
 }
 
 fn put(job: &Arc<Job>, ino: u64, position: Position, data: &[u8], time_ns: u64, marks: u16) -> Result<(), Errno> {
