@@ -489,6 +489,8 @@ pub const UNLOCKED: u64 = 32;
 /// makes so it has exclusively, and nobody has a lock of it; one that it removes so nobody else may have anything of.
 /// In the answer to a [`Rename`] it is said of both directories.
 pub const EXCLUSIVE_NAMES: u64 = 64;
+/// Bit of `results[3]` of a [`Write`] with [`SYNC_FOLLOWS`]: this change, and all before it, survives loss of power.
+pub const SYNCED: u64 = 256;
 /// Bit of `results[3]`, beside [`EXCLUSIVE_NAMES`]: the server knows [`OF`] and [`MOVES_TO`].
 pub const MOVES_BETWEEN: u64 = 128;
 /// Bytes that a client may have written without having told of them.

@@ -1,5 +1,6 @@
 //! Files whose programs make each write durable: a log that is written, and synced, over and over. Of the next write of
-//! such a file the server is told that a sync follows (`vos_api::fs::SYNC_FOLLOWS`).
+//! such a file the server is told that a sync follows (`vos_api::fs::SYNC_FOLLOWS`). If it says that the write is durable,
+//! and the file was not changed since, the sync is answered here.
 //!
 //! A guess: who is wrong has made something durable that nobody asked for.
 
@@ -22,6 +23,8 @@ struct File {
     writes: u32,
     /// There was one between the last two.
     is_log: bool,
+    /// Change time of the file when all of it was durable.
+    durable_ns: Option<u64>,
 }
 
 impl Syncs {
@@ -45,6 +48,18 @@ impl Syncs {
         if let Some(file) = self.files.get_mut(&ino) {
             file.writes = file.writes.saturating_add(1);
         }
+    }
+
+    /// With its change of that time, and all before it.
+    pub fn made_durable(&mut self, ino: u64, changed_ns: u64) {
+        if let Some(file) = self.files.get_mut(&ino) {
+            file.durable_ns = Some(changed_ns);
+        }
+    }
+
+    /// Whether there is nothing to sync of a file that was changed then for the last time.
+    pub fn has_synced(&self, ino: u64, changed_ns: u64) -> bool {
+        self.files.get(&ino).is_some_and(|file| file.durable_ns == Some(changed_ns))
     }
 
     /// Whether a sync is likely to be next.

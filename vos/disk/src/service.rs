@@ -80,36 +80,29 @@ impl Disk {
 
     fn write(&mut self, request: Request, ticket: Ticket, Write { durability, offset }: Write) {
         let work = move |volume: &Volume, request: &Request| {
-            volume.write(offset, request.out_bytes(), &Arena(request), durability).map(|()| 0)
+            volume.write(offset, request.out_bytes(), &Arena(request), Durability::Server)
         };
         let began = Instant::now();
         let is_short = request.out_bytes() <= INLINE_WRITE_BYTES_MAX;
-        if durability == Durability::Power {
-            return self.write_through(request, ticket, offset);
-        }
+        let flusher = (durability == Durability::Power).then(|| Arc::clone(&self.flusher));
         if !is_short || ticket.must_wait() || self.slow_until.is_some_and(|until| began < until) {
-            return self.spawn(request, ticket, work);
+            let volume = Arc::clone(&self.volume);
+            return self.run(move || {
+                ticket.wait();
+                let result = work(&volume, &request);
+                drop(ticket);
+                if let Some(flusher) = written(request, result, flusher) {
+                    flusher.run(&volume);
+                }
+            });
         }
         let result = work(&self.volume, &request);
-        answer(request, result);
+        if let Some(flusher) = written(request, result, flusher) {
+            let volume = Arc::clone(&self.volume);
+            self.run(move || flusher.run(&volume));
+        }
         let ended = Instant::now();
         self.slow_until = (ended.duration_since(began) > WRITE_MAX).then(|| ended + WRITE_PAUSE);
-    }
-
-    /// Written, and then one of those who wait for a write-back.
-    fn write_through(&self, request: Request, ticket: Ticket, offset: u64) {
-        let (volume, flusher) = (Arc::clone(&self.volume), Arc::clone(&self.flusher));
-        self.run(move || {
-            ticket.wait();
-            let written = volume.write(offset, request.out_bytes(), &Arena(&request), Durability::Server);
-            drop(ticket);
-            if let Err(errno) = written {
-                return request.fail(errno);
-            }
-            if flusher.join(request) == Joined::First {
-                flusher.run(&volume);
-            }
-        });
     }
 
     fn flush(&self, request: Request) {
@@ -248,6 +241,17 @@ pub(crate) fn tell_data(volume: &Volume, request: Request, TellData { offset, by
     match told {
         Ok((told, bytes)) => request.reply(told, bytes),
         Err(errno) => request.fail(errno),
+    }
+}
+
+/// Answers a write, or lets it wait for the next write-back, if there is to be one: by the caller, if it is given back.
+fn written(request: Request, result: Result<(), Errno>, flusher: Option<Arc<Flusher>>) -> Option<Arc<Flusher>> {
+    match flusher.filter(|_| result.is_ok()) {
+        Some(flusher) => (flusher.join(request) == Joined::First).then_some(flusher),
+        None => {
+            answer(request, result.map(|()| 0));
+            None
+        }
     }
 }
 

@@ -629,7 +629,11 @@ impl Job {
     }
 
     fn conclude(&self, result: Result<Reply, Errno>) {
-        let reply = result.unwrap_or_else(Reply::failed);
+        let mut reply = result.unwrap_or_else(Reply::failed);
+        let asks = self.call.op == api::WRITE && self.call.flags & api::SYNC_FOLLOWS != 0;
+        if asks && reply.status == 0 && self.fs.log.is_flushed() {
+            reply.results[3] |= api::SYNCED;
+        }
         let others = self.mark().map(|mark| self.fs.sessions.lock().finish(mark)).unwrap_or_default();
         let own = self.answer.lock().take();
         for answer in own.into_iter().chain(others) {

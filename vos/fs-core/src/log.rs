@@ -367,6 +367,12 @@ impl Log {
         self.ring.lock().flushed
     }
 
+    /// Whether everything that is written survives loss of power.
+    pub fn is_flushed(&self) -> bool {
+        let ring = self.ring.lock();
+        ring.flushed >= ring.written
+    }
+
     pub fn set_flushed(&self, written: u64) {
         let mut ring = self.ring.lock();
         ring.flushed = ring.flushed.max(written);

@@ -384,7 +384,12 @@ impl<B: Backend> Gate<B> {
         match done.status {
             0 if is_lock => {}
             0 if are_names || self.is_directory(ino) => self.note_names_told(directories, done.results),
-            0 if self.is_file(ino) => self.note_terms(ino, done.results),
+            0 if self.is_file(ino) => {
+                self.note_terms(ino, done.results);
+                if let Some(last) = told.last().filter(|_| done.results[3] & fs::SYNCED != 0) {
+                    self.syncs.made_durable(ino, last.time_ns);
+                }
+            }
             0 => {}
             GONE if !are_names => self.give_up(ino, GONE)?,
             errno => {
@@ -565,6 +570,13 @@ impl<B: Backend> Gate<B> {
         self.waiting.clear();
         self.consent = Consent::No;
         (self.has_room, self.moves_between) = (false, false);
+    }
+
+    /// Whether all that was done to a file is durable, as the server said when it was told.
+    pub(super) fn has_synced(&self, ino: u64) -> bool {
+        let is_own = self.cache.is_exclusive(ino) && self.is_heard();
+        let attr = self.cache.memory.certain(ino).filter(|_| is_own);
+        attr.is_some_and(|attr| self.syncs.has_synced(ino, attr.ctime_ns.get()))
     }
 
     /// What whoever syncs or closes the file has to be told of.

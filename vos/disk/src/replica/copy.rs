@@ -109,6 +109,9 @@ struct ServedCopy {
     waiting: HashMap<(u32, Awaited), Vec<u64>>,
     /// Checksums that the pool has made.
     summed: Summed,
+    /// Operations that wait for the next flush.
+    to_flush: Vec<OperationTicket>,
+    is_flushing: bool,
     has_failed: bool,
 }
 
@@ -149,6 +152,8 @@ impl CopyServer {
             next_request: 1,
             waiting: HashMap::new(),
             summed: Arc::default(),
+            to_flush: Vec::new(),
+            is_flushing: false,
             has_failed: false,
         };
         Ok(CopyServer { copy: Arc::new_cyclic(|known| Mutex::new(copy(known))), pool })
@@ -217,10 +222,7 @@ impl ServedCopy {
             match act {
                 BackupAct::Answer(epoch, answer) => self.answer(epoch, answer),
                 BackupAct::Do(ticket, CopyOperation::Keep(kept)) => self.keep(ticket, kept),
-                BackupAct::Do(ticket, CopyOperation::Flush) => {
-                    let volume = Arc::clone(&self.volume);
-                    self.later(ticket, move || volume.flush());
-                }
+                BackupAct::Do(ticket, CopyOperation::Flush) => self.flush(ticket),
                 BackupAct::Do(ticket, CopyOperation::Sum(range)) => self.sum(ticket, range),
                 BackupAct::Do(ticket, CopyOperation::Write { range, data }) => {
                     // Answered already, since it was said before: the same bytes are there.
@@ -252,6 +254,31 @@ impl ServedCopy {
         }
     }
 
+    /// One flush is under way at a time, of all that wait when it begins.
+    fn flush(&mut self, ticket: OperationTicket) {
+        self.to_flush.push(ticket);
+        if std::mem::replace(&mut self.is_flushing, true) {
+            return;
+        }
+        let (known, volume) = (Weak::clone(&self.known), Arc::clone(&self.volume));
+        self.run(move || {
+            while let Some(tickets) = known.upgrade().and_then(|copy| copy.lock().begin_flush()) {
+                let result = volume.flush();
+                let Some(copy) = known.upgrade() else { return };
+                let mut copy = copy.lock();
+                for ticket in tickets {
+                    let acts = copy.ended(ticket, result);
+                    copy.act(acts);
+                }
+            }
+        });
+    }
+
+    fn begin_flush(&mut self) -> Option<Vec<OperationTicket>> {
+        self.is_flushing = !self.to_flush.is_empty();
+        self.is_flushing.then(|| std::mem::take(&mut self.to_flush))
+    }
+
     fn keep(&mut self, ticket: OperationTicket, kept: Kept) {
         let file = Arc::clone(&self.kept);
         self.later(ticket, move || file.lock().keep(&kept));
@@ -259,7 +286,7 @@ impl ServedCopy {
 
     fn later(&mut self, ticket: OperationTicket, work: impl FnOnce() -> Result<(), Errno> + Send + 'static) {
         let known = Weak::clone(&self.known);
-        let done = self.pool.run(move || {
+        self.run(move || {
             let result = work();
             if let Some(copy) = known.upgrade() {
                 let mut copy = copy.lock();
@@ -267,7 +294,10 @@ impl ServedCopy {
                 copy.act(acts);
             }
         });
-        if let Err(error) = done {
+    }
+
+    fn run(&mut self, job: impl FnOnce() + Send + 'static) {
+        if let Err(error) = self.pool.run(job) {
             tracing::error!(%error, "a copy finds no place for its work");
             self.fail(Errno::AGAIN);
         }
@@ -336,7 +366,7 @@ impl ServedCopy {
 
     fn sum(&mut self, ticket: OperationTicket, range: BlockRange) {
         let (volume, summed, handle) = (Arc::clone(&self.volume), Arc::clone(&self.summed), self.handle.clone());
-        let done = self.pool.run(move || {
+        self.run(move || {
             let sums = sums(&volume, range).unwrap_or_else(|errno| {
                 tracing::error!(%errno, first = range.first, count = range.count, "blocks of this copy cannot be read");
                 Vec::new()
@@ -344,10 +374,6 @@ impl ServedCopy {
             summed.lock().push((ticket, sums));
             handle.poke();
         });
-        if let Err(error) = done {
-            tracing::error!(%error, "a copy finds no place for its work");
-            self.fail(Errno::AGAIN);
-        }
     }
 
     fn look(&self, request: Request, it: &api::LookAt) {
