@@ -54,9 +54,11 @@ pub fn copies(data: &[u8]) {
             8 => {
                 let range = BlockRange { first: u64::from(bytes.u8()) * 3, count: u32::from(bytes.u8() % 32) + 1 };
                 next += 1;
-                match bytes.u8() % 3 {
+                match bytes.u8() % 4 {
                     0 => primary.ask(next, DiskRequest::Read { range }, now_ms),
-                    1 => primary.ask(next, DiskRequest::Write { range, data: 0 }, now_ms),
+                    what @ (1 | 3) => {
+                        primary.ask(next, DiskRequest::Write { range, data: 0, durable: what == 3 }, now_ms)
+                    }
                     _ => primary.ask(next, DiskRequest::Flush, now_ms),
                 }
             }

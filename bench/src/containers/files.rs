@@ -83,3 +83,15 @@ pub fn longest_pause(file: &Path) -> Outcome<f64> {
     }
     Ok(longest.as_secs_f64() * 1e3)
 }
+
+/// Empty files, so many to a directory.
+pub fn many_files(directory: &Path, count: u32, each: u32) -> Outcome<()> {
+    for number in 0..count {
+        let place = directory.join(format!("d{}", number / each));
+        if number % each == 0 {
+            fs::create_dir_all(&place)?;
+        }
+        File::create(place.join(format!("f{number}")))?;
+    }
+    Ok(())
+}

@@ -74,6 +74,8 @@ pub enum Program {
     SmallFiles { directory: PathBuf, count: u32 },
     /// Makes a repository of so many small files, and an archive of it.
     PrepareTree { directory: PathBuf, count: u32 },
+    /// Makes empty files, so many to a directory.
+    ManyFiles { directory: PathBuf, count: u32, each: u32 },
     /// What people do with it.
     Tree { directory: PathBuf, count: u32 },
     /// Makes files once its input ends; milliseconds.
@@ -128,6 +130,7 @@ pub fn run(program: &Program) -> Outcome<()> {
         Program::ReadFile { file } => tell(&files::read_file(file)?),
         Program::SmallFiles { directory, count } => tell(&files::small_files(directory, *count)?),
         Program::PrepareTree { directory, count } => tree::prepare(directory, *count),
+        Program::ManyFiles { directory, count, each } => files::many_files(directory, *count, *each),
         Program::Tree { directory, count } => tell(&tree::measure(directory, *count)?),
         Program::MakeFiles { directory, name, count } => tell(&tree::make_files(directory, name, *count)?),
         Program::Database { directory, seconds, user } => tell(&tools::database(directory, *seconds, *user)?),

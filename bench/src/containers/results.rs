@@ -32,6 +32,8 @@ pub enum Subject {
     Idle,
     /// 4 KiB and `fdatasync`, one after the other.
     DurableWrite,
+    /// 4 KiB of a disk with FUA, over NBD, one after the other.
+    FuaWrite,
     LongFile,
     SmallFiles,
     /// The longest write over the end of the server of a disk.
@@ -39,6 +41,8 @@ pub enum Subject {
     /// The same over the loss of the node of disk and file server, by which etcd was not led.
     LostStorage,
     LostStorageAndLeader,
+    /// What a copy is sent that missed writes to one extent in a hundred, in times of those extents.
+    Resync,
     /// A disk over NBD: 4 KiB anywhere, one at a time and 32; 1 MiB after 1 MiB, four at a time.
     NbdRead,
     NbdWrite,
@@ -102,6 +106,13 @@ pub enum Subject {
     StressDentry,
     StressLease,
     StressSeek,
+    /// Very many files: made, listed on another node, again, the memory of its gate; the file server killed.
+    MakeMany,
+    ListMany,
+    Memory,
+    ListManyAgain,
+    MemoryAgain,
+    OpenMany,
 }
 
 /// What is measured together.
@@ -148,6 +159,8 @@ enum Unit {
     Ms,
     Us,
     Percent,
+    Mib,
+    Times,
 }
 
 impl Subject {
@@ -168,7 +181,7 @@ impl Subject {
             Subject::BytesPlain | Subject::BytesTls | Subject::LongFile => Unit::MbPerSecond,
             Subject::PsOwn | Subject::PsAll | Subject::Job | Subject::LostNode => Unit::Ms,
             Subject::LostDisk | Subject::LostStorage | Subject::LostStorageAndLeader => Unit::Ms,
-            Subject::FarKill | Subject::FarSendrec | Subject::DurableWrite => Unit::Us,
+            Subject::FarKill | Subject::FarSendrec | Subject::DurableWrite | Subject::FuaWrite => Unit::Us,
             Subject::ColdReadPlain | Subject::ColdReadTls => Unit::MbPerSecond,
             Subject::FarWritePlain | Subject::FarWriteTls => Unit::MbPerSecond,
             Subject::Import | Subject::Fetch => Unit::Ms,
@@ -177,14 +190,19 @@ impl Subject {
             }
             Subject::StressChmod | Subject::StressDentry => Unit::PerSecond,
             Subject::StressLease | Subject::StressSeek => Unit::PerSecond,
+            Subject::MakeMany => Unit::PerSecond,
+            Subject::ListMany | Subject::ListManyAgain | Subject::OpenMany => Unit::Ms,
+            Subject::Memory | Subject::MemoryAgain => Unit::Mib,
+            Subject::Resync => Unit::Times,
             Subject::Idle => Unit::Percent,
         }
     }
 
     fn part(self) -> Part {
         match self {
-            Subject::DurableWrite | Subject::LongFile | Subject::SmallFiles => Part::Disks,
+            Subject::DurableWrite | Subject::FuaWrite | Subject::LongFile | Subject::SmallFiles => Part::Disks,
             Subject::LostDisk | Subject::LostStorage | Subject::LostStorageAndLeader => Part::Disks,
+            Subject::Resync => Part::Disks,
             _ if self >= Subject::FirstRead => Part::Trees,
             _ if self >= Subject::Requests => Part::Reach,
             _ if NBD.iter().any(|bars| bars.subject == self) => Part::Disks,
@@ -209,11 +227,13 @@ impl Subject {
             Subject::LostNode => "service's node lost, until it is healthy",
             Subject::Idle => "idle, of a CPU, three nodes",
             Subject::DurableWrite => "4 KiB and fdatasync, p50",
+            Subject::FuaWrite => "4 KiB of a disk with FUA, p50",
             Subject::LongFile => "a file of 128 MiB, until it is durable",
             Subject::SmallFiles => "files of 4 KiB",
             Subject::LostDisk => "disk server killed, longest write",
             Subject::LostStorage => "node of disk and file server lost, longest write",
             Subject::LostStorageAndLeader => "the same, and it led etcd",
+            Subject::Resync => "sent to a copy that missed writes to 1 % of the extents, of those",
             Subject::NbdRead => "NBD, read of 4 KiB anywhere, one at a time",
             Subject::NbdWrite => "NBD, write of 4 KiB anywhere, one at a time",
             Subject::NbdReadDeep => "NBD, read of 4 KiB anywhere, 32 at a time",
@@ -259,6 +279,12 @@ impl Subject {
             Subject::StressDentry => "stress-ng dentry",
             Subject::StressLease => "stress-ng lease",
             Subject::StressSeek => "stress-ng seek",
+            Subject::MakeMany => "a million files, made",
+            Subject::ListMany => "ls -lR of a million files on another node",
+            Subject::ListManyAgain => "the same again",
+            Subject::Memory => "its gate's memory afterwards",
+            Subject::MemoryAgain => "its gate's memory after the second time",
+            Subject::OpenMany => "file server of a million files killed, until it answers",
         }
     }
 }
@@ -293,6 +319,8 @@ impl Unit {
             Unit::Ms => "ms",
             Unit::Us => "us",
             Unit::Percent => "%",
+            Unit::Mib => "MiB",
+            Unit::Times => "x",
         }
     }
 
@@ -337,7 +365,7 @@ const RATIOS: [(&str, Subject, Manner, f64); 13] = [
     ("on n2 -- true, p50", Subject::Job, Manner::Ssh, 3.0),
     ("64 KiB writes through on, TLS off", Subject::BytesPlain, Manner::Tcp, 0.35),
     ("64 KiB writes through on, TLS on", Subject::BytesTls, Manner::Rustls, 0.5),
-    ("two copies: 4 KiB durable, against 2 x (sendrec + native)", Subject::DurableWrite, Manner::Allowed, 1.0),
+    ("two copies: 4 KiB with FUA, against 2 x (sendrec + native)", Subject::FuaWrite, Manner::Allowed, 1.0),
     ("two copies: a long file, against one copy", Subject::LongFile, Manner::OneCopy, 0.5),
 ];
 
@@ -408,7 +436,7 @@ enum Of {
     Most,
 }
 
-const LIMITS: [(&str, Subject, Of, f64); 14] = [
+const LIMITS: [(&str, Subject, Of, f64); 17] = [
     ("ps -ef, 500 here, 500 on two other nodes", Subject::PsAll, Of::Median, 300.0),
     ("on n2 -- true, p50", Subject::Job, Of::Median, 8.0),
     ("service's node lost, most", Subject::LostNode, Of::Most, 3000.0),
@@ -424,6 +452,10 @@ const LIMITS: [(&str, Subject, Of, f64); 14] = [
     ("import of 19,600 files, 400 MB", Subject::Import, Of::Median, 5000.0),
     ("19,600 files fetched from another node", Subject::Fetch, Of::Median, 15_000.0),
     ("node of disk and fs and etcd's leader lost, most", Subject::LostStorageAndLeader, Of::Most, 5000.0),
+    ("copy that missed writes to 1 % of the extents", Subject::Resync, Of::Most, 2.0),
+    ("file server of a million files killed", Subject::OpenMany, Of::Most, 2000.0),
+    // It keeps so much, however many files there are.
+    ("a million files listed twice: the gate's memory", Subject::MemoryAgain, Of::Most, 512.0),
 ];
 
 impl Results {

@@ -2,7 +2,9 @@
 //! a container whose disk has one copy, and the machine's own file system, in one run and in turn. And what disks over
 //! NBD give ([`nbd`]).
 
+mod fua;
 mod nbd;
+mod resync;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -44,10 +46,12 @@ pub struct Arguments {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Section {
-    /// Durable writes, a long file, small files.
+    /// Durable writes of files and of disks, a long file, small files.
     Writes,
     /// The disk server is killed; its node is lost.
     Losses,
+    /// A copy comes back that missed writes to 1 % of the extents.
+    Resync,
     /// A disk over NBD, of an image alone and of a container, beside other servers of images.
     Nbd,
 }
@@ -61,6 +65,9 @@ pub fn run(arguments: &Arguments) -> Outcome<ExitCode> {
     if arguments.section.contains(&Section::Losses) {
         losses(&mut results, &dvs, arguments.losses)?;
     }
+    if arguments.section.contains(&Section::Resync) {
+        resync::measure(&mut results, &dvs, arguments.common.rounds)?;
+    }
     if arguments.section.contains(&Section::Nbd) {
         nbd::measure(&mut results, &dvs, arguments.common.rounds)?;
     }
@@ -72,6 +79,7 @@ fn writes(results: &mut Results, dvs: &Path, rounds: u32) -> Outcome<()> {
     testbed.container(TWO, &[&DISK[..], &["--replicas", "2"]].concat())?;
     testbed.container(ONE, &DISK)?;
     await_both(&testbed)?;
+    let disks = fua::Disks::serve(&testbed)?;
     // The file system that images lie on.
     let place = testbed.path().join("native");
     std::fs::create_dir(&place)?;
@@ -94,7 +102,9 @@ fn writes(results: &mut Results, dvs: &Path, rounds: u32) -> Outcome<()> {
             if subject == Subject::DurableWrite {
                 let trip = testbed.far_trip(TWO, "0.3")?;
                 results.add(Subject::FarSendrec, Manner::Container, round, trip);
-                results.add(subject, Manner::Allowed, round, 2.0 * (trip + native));
+                results.add(Subject::FuaWrite, Manner::Allowed, round, 2.0 * (trip + native));
+                results.add(Subject::FuaWrite, Manner::OneCopy, round, disks.write(fua::ONE)?);
+                results.add(Subject::FuaWrite, Manner::Container, round, disks.write(fua::TWO)?);
             }
         }
     }
@@ -103,8 +113,12 @@ fn writes(results: &mut Results, dvs: &Path, rounds: u32) -> Outcome<()> {
 
 /// Until both copies have everything.
 fn await_both(testbed: &Testbed) -> Outcome<()> {
+    await_copies(testbed, &[TWO])
+}
+
+fn await_copies(testbed: &Testbed, disk: &[&str]) -> Outcome<()> {
     eventually("both copies have everything", || {
-        let copies = testbed.json(&["disk", "inspect", TWO]).ok()?["copies"].clone();
+        let copies = testbed.json(&[&["disk", "inspect"], disk].concat()).ok()?["copies"].clone();
         let has_all = |copy: &Value| copy["state"] == "current" || copy["state"] == "primary";
         copies.as_array()?.iter().all(has_all).then_some(())
     })

@@ -3,12 +3,14 @@
 //!
 //! - [`long`]: long files, beside plain streams between two nodes.
 //! - [`many`]: a site of many files, imported and fetched.
+//! - [`million`]: very many files.
 //! - [`tools`]: a database, and a stress test of others.
 //!
 //! The pass-through is libfuse's own example, with the times that our kernels are told.
 
 mod long;
 mod many;
+mod million;
 mod tools;
 
 use std::path::{Path, PathBuf};
@@ -40,6 +42,9 @@ pub struct Arguments {
     /// How many small files there are.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(25..=100_000))]
     files: u32,
+    /// How many files there are where they are very many.
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1000..=10_000_000))]
+    many: u32,
     #[command(flatten)]
     common: Common,
 }
@@ -56,6 +61,8 @@ pub enum Section {
     Database,
     /// Classes of stress-ng that ask the most of a file system's calls.
     Classes,
+    /// 1,000,000 files (--many): listed twice on another node; their file server killed. Once, whatever --rounds says.
+    Million,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome<ExitCode> {
@@ -81,6 +88,9 @@ pub fn run(arguments: &Arguments) -> Outcome<ExitCode> {
     }
     if is_wanted(Section::Many) {
         many::measure(&mut results, &dvs, rounds)?;
+    }
+    if is_wanted(Section::Million) {
+        million::measure(&mut results, &dvs, arguments.many)?;
     }
     arguments.common.finish(&results, Part::Trees)
 }

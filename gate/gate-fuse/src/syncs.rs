@@ -1,6 +1,6 @@
 //! Files whose programs make each write durable: a log that is written, and synced, over and over. Of the next write of
-//! such a file the server is told that a sync follows (`vos_api::fs::SYNC_FOLLOWS`). If it says that the write is durable,
-//! and the file was not changed since, the sync is answered here.
+//! such a file the server is told that a sync follows (`vos_api::fs::SYNC_FOLLOWS`). If it says that the write is
+//! durable, and the file was not changed since, the sync is answered here.
 //!
 //! A guess: who is wrong has made something durable that nobody asked for.
 

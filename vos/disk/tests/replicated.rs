@@ -787,7 +787,7 @@ fn load(client: &DiskClient, first: u64, stop: &AtomicBool, progress: &Sender<()
     while !stop.load(Ordering::Relaxed) {
         at = (at + 37) % versions.len();
         let (index, version) = &mut versions[at];
-        let durability = if at % 20 == 0 { Durability::Power } else { Durability::Server };
+        let durability = if at % 4 == 0 { Durability::Power } else { Durability::Server };
         client.write(*index * BLOCK as u64, &block(*index, *version + 1), durability).expect("write");
         *version += 1;
         let (index, version) = versions[(at * 3) % versions.len()];

@@ -40,8 +40,8 @@ const BATCH_DATA_BYTES_MAX: usize = 4 << 20;
 /// What must stay free beyond the queue: one batch under way, one lost at the ring's end, one record, rounding.
 const ROOM_BYTES: u64 = (2 * BATCH_BYTES_MAX + RECORD_BYTES_MAX + (256 << 10)) as u64;
 
-/// A write that is synced right after is made durable with its batch, for which all others wait: only where that is soon
-/// over.
+/// A write that is synced right after is made durable with its batch, for which all others wait: only where that is
+/// soon over.
 const SHORT_FLUSH: Duration = Duration::from_millis(2);
 
 /// Numbers that are handed out once.

@@ -293,12 +293,10 @@ impl<D: Clone> Backup<D> {
     fn go_on(&mut self, then: Then<D>, todo: &mut Vec<BackupAct<D>>) {
         match then {
             Then::Answer(epoch, answer) => todo.push(BackupAct::Answer(epoch, answer)),
-            Then::Welcome(epoch) => {
-                match self.under_way.values().any(|then| matches!(then, Then::Written(_))) {
-                    true => self.greetings.push(epoch),
-                    false => todo.push(BackupAct::Answer(epoch, self.welcome())),
-                }
-            }
+            Then::Welcome(epoch) => match self.under_way.values().any(|then| matches!(then, Then::Written(_))) {
+                true => self.greetings.push(epoch),
+                false => todo.push(BackupAct::Answer(epoch, self.welcome())),
+            },
             // Its successor was heard meanwhile.
             Then::Write { asked, .. } if asked.epoch < self.wanted.fence => {
                 todo.push(BackupAct::Answer(asked.epoch, ReplicaAnswer::Outdated { epoch: self.wanted.fence }));

@@ -114,20 +114,12 @@ enum Kind<D> {
         covers: Option<u64>,
     },
     /// `refuses`: the write of a client that the own copy had no room for.
-    Copy {
-        range: BlockRange,
-        refuses: Option<u64>,
-    },
+    Copy { range: BlockRange, refuses: Option<u64> },
     /// Members say what they have.
-    Sum {
-        range: BlockRange,
-    },
+    Sum { range: BlockRange },
     /// Of a client, or its own. Every write up to `covers` was accepted when it began; 0 where only a member that
     /// catches up flushes.
-    Flush {
-        id: Option<u64>,
-        covers: u64,
-    },
+    Flush { id: Option<u64>, covers: u64 },
 }
 
 #[derive(Clone, Debug)]
@@ -1059,7 +1051,8 @@ impl<D: Clone> Primary<D> {
                 {
                     busy.insert_blocks(range);
                     // Each copy makes it durable after what it has accepted: with nothing under way, that is all.
-                    let covers = durable.then(|| if self.floor() == self.next_seq { self.next_seq } else { self.floor() - 1 });
+                    let covers =
+                        durable.then(|| if self.floor() == self.next_seq { self.next_seq } else { self.floor() - 1 });
                     self.start(Kind::Write { id, range, data, covers }, acts);
                 }
                 DiskRequest::Hold if may_read => {

@@ -66,6 +66,45 @@ fn what_one_node_has_for_itself_is_changed_without_the_server_and_is_so_for_othe
     });
 }
 
+/// A file that is synced after each write is durable by the time its sync comes.
+#[test]
+fn sync_of_a_log_has_nothing_left_to_do() {
+    in_private_mounts(|| {
+        let mut world = World::real();
+        let one = world.mount("one");
+        let file = make(&one.path.join("log"));
+        let append = |number: u8| {
+            file.write_all_at(&[number; 4096], u64::from(number) * 4096).expect("write");
+            file.sync_data().expect("sync");
+        };
+        // Whether a sync is answered while there is no server.
+        let mut is_answered = |patience: Duration| {
+            server(&mut world).cut_server();
+            let (answered, heard) = std::sync::mpsc::channel();
+            let file = file.try_clone().expect("a descriptor");
+            let syncing = std::thread::spawn(move || {
+                file.sync_data().expect("sync");
+                answered.send(()).expect("somebody hears");
+            });
+            let is_answered = heard.recv_timeout(patience).is_ok();
+            server(&mut world).replace_server();
+            let _ = is_answered || heard.recv().is_ok();
+            syncing.join().expect("synced");
+            is_answered
+        };
+        (0..3).for_each(append);
+        // On a busy machine a flush may take so long that the next write does not wait for one.
+        let mut tries = 3..50;
+        assert!(tries.any(|number| {
+            append(number);
+            is_answered(Duration::from_millis(500))
+        }));
+        append(tries.start);
+        file.set_permissions(Permissions::from_mode(0o600)).expect("chmod");
+        assert!(!is_answered(Duration::from_millis(200)), "it was changed since");
+    });
+}
+
 /// What the server said of holes stays true while a program writes, and until another node changes the file.
 #[test]
 fn who_has_a_file_for_itself_knows_its_holes() {

@@ -193,8 +193,12 @@ impl ServedCopy {
         };
         Some(match ask {
             Ask::Greet(_) => (ReplicaMessage::Hello, Awaited::Welcome),
-            Ask::PutBlocks(it) => (write(it.seq, it.behind, range(it.first, data()?)?, false), Awaited::Accepted(it.seq)),
-            Ask::PutDurable(it) => (write(it.seq, it.behind, range(it.first, data()?)?, true), Awaited::Accepted(it.seq)),
+            Ask::PutBlocks(it) => {
+                (write(it.seq, it.behind, range(it.first, data()?)?, false), Awaited::Accepted(it.seq))
+            }
+            Ask::PutDurable(it) => {
+                (write(it.seq, it.behind, range(it.first, data()?)?, true), Awaited::Accepted(it.seq))
+            }
             Ask::PutZeros(it) => {
                 (write(it.seq, it.behind, range(it.first, it.count.get())?, false), Awaited::Accepted(it.seq))
             }

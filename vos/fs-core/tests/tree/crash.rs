@@ -3,15 +3,15 @@
 
 use std::sync::Arc;
 
-use crate::common::model::{Model, difference, dump, run};
-use crate::common::{Client, Random, scaled, seeds};
+use crate::common::model::{Model, Op, difference, dump, run};
+use crate::common::{Client, Random, attr_of, scaled, seeds};
 use fs_core::device::BlockDevice;
 use fs_core::testing::{MemoryDevice, Recorder, Step, after_crash};
 use fs_core::{Depth, Fs, Options};
 use vos_api::fs as api;
 
 const VOLUME_BYTES: u64 = 64 << 20;
-/// Set in a note when the operation was an fsync.
+/// Set in a note when all up to the operation was synced.
 const SYNCED: u64 = 1 << 63;
 
 struct History {
@@ -30,10 +30,22 @@ fn record(seed: u64, operations: u64) -> History {
     recorder.note(0);
     for number in 1..=operations {
         let op = model.random_op(&mut random);
-        let (status, made) = run(&mut client, &op, number);
+        let mut is_synced = false;
+        let (status, made) = match &op {
+            // As a gate does that expects a sync.
+            Op::Write { ino, offset, data } if random.chance(50) => {
+                let reply = client.change(api::WRITE, api::SYNC_FOLLOWS, [*ino, *offset, number], data);
+                is_synced = reply.results[3] & api::SYNCED != 0;
+                (reply.status, 0)
+            }
+            op => run(&mut client, op, number),
+        };
         assert_eq!(status, model.apply(&op, number, made).err().unwrap_or(0), "seed {seed}: {op:?}");
         states.push(model.clone());
         recorder.note(number);
+        if is_synced {
+            recorder.note(number | SYNCED);
+        }
         match random.below(12) {
             0 => {
                 assert_eq!(client.read_call(api::FSYNC, [0; 3], &[]).status, 0);
@@ -117,4 +129,28 @@ fn everything_synced_survives_loss_of_power_with_any_unflushed_blocks_lost() {
             check_recovery(device, &history, least, most, &what);
         }
     }
+}
+
+#[test]
+fn write_that_is_to_be_synced_is_durable_when_its_answer_says_so() {
+    let recorder = Arc::new(Recorder::new(VOLUME_BYTES));
+    let fs = Fs::open(recorder.clone(), Options::inline(1)).expect("a new volume");
+    let mut client = Client::new(&fs, 7);
+    let ino = attr_of(&client.make(api::MKNOD, 1, "log", 0o100_600, 1)).ino.get();
+    let flushes = || recorder.steps().iter().filter(|step| matches!(step, Step::Flush)).count();
+    let mut write = |marks: u16, at: u64| {
+        let before = flushes();
+        let reply = client.change(api::WRITE, marks, [ino, at * 4096, 2 + at], &[7; 4096]);
+        assert_eq!(reply.status, 0);
+        (reply.results[3] & api::SYNCED != 0, flushes() - before)
+    };
+    assert_eq!(write(0, 0), (false, 0));
+    assert_eq!(write(api::SYNC_FOLLOWS, 1), (true, 1));
+    // Nothing is left to do.
+    let before = flushes();
+    fs.sync().expect("synced");
+    assert_eq!(flushes(), before);
+    assert_eq!(write(0, 2), (false, 0));
+    fs.sync().expect("synced");
+    assert_eq!(flushes(), before + 1);
 }
