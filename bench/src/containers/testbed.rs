@@ -111,6 +111,17 @@ impl Testbed {
         Ok(trip)
     }
 
+    /// Runs a command of the shell on a node, outside of containers: about a part of a container there, whose process
+    /// number is in `$PID`.
+    pub fn about(&self, dc: &str, node: &str, kind: &str, command: &str) -> Outcome<String> {
+        let pid = eventually(&format!("the {kind} of {dc} on {node}"), || {
+            let shares = self.json(&["dc", "inspect", dc]).ok()?["shares"].clone();
+            let share = shares.as_array()?.iter().find(|share| share["node"] == *node)?;
+            share["servers"].as_array()?.iter().find(|server| server["kind"] == *kind)?["pid"].as_u64()
+        })?;
+        self.say(&["dev", "exec", node, "--", "sh", "-c", &format!("PID={pid}; {command}")])
+    }
+
     /// The first processes of the nodes' machines.
     pub fn machines(&self) -> Outcome<Vec<u32>> {
         let record = std::fs::read(self.path().join("run/dev/dev/cluster.json"))?;

@@ -165,13 +165,7 @@ fn node_of_disk(testbed: &Testbed) -> Outcome<String> {
 }
 
 fn kill_disk(testbed: &Testbed) -> Outcome<()> {
-    let node = node_of_disk(testbed)?;
-    let shares = testbed.json(&["dc", "inspect", TWO])?["shares"].clone();
-    let share = shares.as_array().into_iter().flatten().find(|share| share["node"] == *node).cloned();
-    let servers = share.map(|share| share["servers"].clone()).unwrap_or_default();
-    let disk = servers.as_array().into_iter().flatten().find(|one| one["kind"] == "disk").cloned();
-    let pid = disk.and_then(|disk| disk["pid"].as_u64()).ok_or("no disk server")?.to_string();
-    testbed.say(&["dev", "exec", &node, "--", "kill", "-9", &pid]).map(drop)
+    testbed.about(TWO, &node_of_disk(testbed)?, "disk", "kill -9 $PID").map(drop)
 }
 
 /// Whether the node's member leads etcd.

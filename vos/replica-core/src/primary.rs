@@ -207,6 +207,8 @@ pub struct Primary<D> {
     proposal: Option<ReplicaRecord>,
     /// Of the copies, which people asked for.
     comparison: Option<Comparison>,
+    /// Members that left while this one served: what they may have otherwise than the others is known without them.
+    left_here: BTreeSet<Replica>,
     /// Members whose mark of the record's generation is not there yet: nothing is acknowledged meanwhile.
     marking: BTreeSet<Replica>,
 }
@@ -230,6 +232,7 @@ impl<D: Clone> Primary<D> {
             behind: BTreeMap::new(),
             proposal: None,
             comparison: None,
+            left_here: BTreeSet::new(),
             marking: BTreeSet::new(),
         }
     }
@@ -491,6 +494,7 @@ impl<D: Clone> Primary<D> {
         let is_member = |member: &Replica| record.members.contains_key(member);
         self.peers.retain(|member, _| is_member(member));
         self.behind.retain(|member, _| is_member(member));
+        self.left_here.retain(is_member);
         self.operations.values_mut().for_each(|operation| operation.also.retain(is_member));
         let left = self.record.current().filter(|member| is_member(member) && !record.is_current(*member));
         let left: Vec<Replica> = left.collect();
@@ -506,15 +510,20 @@ impl<D: Clone> Primary<D> {
         }
         for member in left {
             let missing = self.behind.entry(member).or_default();
+            // It had what all had, but for what is not flushed.
             missing.insert_extents(self.hot.keys());
+            if self.phase == Phase::Serves {
+                self.left_here.insert(member);
+            }
             if let Some(peer) = self.peers.get_mut(&member) {
                 peer.lease = Lease::default();
-                let welcome = peer.welcome.iter();
+                let welcome = peer.welcome.iter().filter(|_| self.phase != Phase::Serves);
                 missing.insert_extents(welcome.flat_map(|welcome| &welcome.hot));
             }
         }
         for member in joined {
             self.behind.remove(&member);
+            self.left_here.remove(&member);
             if let Some(peer) = self.peers.get_mut(&member) {
                 (peer.catches_up, peer.lacks) = (None, None);
                 // What it says when it is greeted again may be of before.
@@ -846,7 +855,9 @@ impl<D: Clone> Primary<D> {
         let missing = self.behind.entry(member).or_default();
         let generation = match judge(&self.record, member, welcome.mark.as_ref()) {
             CopyVerdict::CatchesUp => {
-                missing.insert_extents(&welcome.hot);
+                if !self.left_here.contains(&member) {
+                    missing.insert_extents(&welcome.hot);
+                }
                 since.unwrap_or(0)
             }
             CopyVerdict::CopyAll => {
