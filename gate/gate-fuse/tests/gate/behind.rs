@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::common::{self, World, hear, in_private_mounts, server};
-use rustix::fs::{Advice, SeekFrom, fadvise, seek};
+use rustix::fs::{Advice, FallocateFlags, SeekFrom, XattrFlags, fadvise, fallocate, seek, setxattr};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::io::Errno;
 
 const EIO: Option<i32> = Some(libc::EIO);
@@ -66,6 +67,17 @@ fn what_one_node_has_for_itself_is_changed_without_the_server_and_is_so_for_othe
     });
 }
 
+/// Through a mapping.
+fn store(file: &File, value: u8) {
+    // SAFETY: (1) a mapping of its own, of a page that the file has.
+    unsafe {
+        let flags = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        let page = mmap(std::ptr::null_mut(), 4096, flags.0, flags.1, file, 0).expect("mapped");
+        page.cast::<u8>().write_volatile(value);
+        munmap(page, 4096).expect("unmapped");
+    }
+}
+
 /// A file that is synced after each write is durable by the time its sync comes.
 #[test]
 fn sync_of_a_log_has_nothing_left_to_do() {
@@ -99,9 +111,22 @@ fn sync_of_a_log_has_nothing_left_to_do() {
             append(number);
             is_answered(Duration::from_millis(500))
         }));
-        append(tries.start);
-        file.set_permissions(Permissions::from_mode(0o600)).expect("chmod");
-        assert!(!is_answered(Duration::from_millis(200)), "it was changed since");
+        let path = one.path.join("log");
+        let change = |number: u8| match number % 7 {
+            0 => file.set_permissions(Permissions::from_mode(0o600 + u32::from(number))).expect("chmod"),
+            1 => file.set_len(1 << 20 | u64::from(number)).expect("truncate"),
+            2 => fallocate(&file, FallocateFlags::empty(), 2 << 20, 4096 * u64::from(number)).expect("allocate"),
+            3 => setxattr(&path, "user.x", &[number], XattrFlags::empty()).expect("set"),
+            4 => fs::hard_link(&path, one.path.join(format!("{number}"))).expect("link"),
+            5 => store(&file, number),
+            _ => file.write_all_at(&[number], 9).expect("write"),
+        };
+        for number in tries.start..tries.start + 21 {
+            append(number);
+            append(number);
+            change(number);
+            assert!(!is_answered(Duration::from_millis(30)), "it was changed since: {number}");
+        }
     });
 }
 
