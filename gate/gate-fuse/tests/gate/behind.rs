@@ -9,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::common::{self, World, hear, in_private_mounts, server};
 use rustix::fs::{Advice, FallocateFlags, SeekFrom, XattrFlags, fadvise, fallocate, seek, setxattr};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 const EIO: Option<i32> = Some(libc::EIO);
 
