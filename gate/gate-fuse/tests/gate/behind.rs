@@ -91,6 +91,7 @@ fn sync_of_a_log_has_nothing_left_to_do() {
         };
         // Whether a sync is answered while there is no server.
         let mut is_answered = |patience: Duration| {
+            hear(&one);
             server(&mut world).cut_server();
             let (answered, heard) = std::sync::mpsc::channel();
             let file = file.try_clone().expect("a descriptor");
