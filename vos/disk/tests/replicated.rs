@@ -1,7 +1,7 @@
 //! A replicated disk whose servers are killed under load: nothing acknowledged is lost, no client sees an error, and in
 //! the end the images are equal. The cluster engine is a table of the test behind the desks of the servers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -15,16 +15,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use abi::Endpoint;
-use abi::ring::Submission;
+use abi::ring::{Completion, Submission};
 use histories::rng::{Rng, seeds};
-use libvos::{Connect, DiskClient, Durability, Epochs, Need, PortConnect, Size};
-use replica_core::{ENCODED_BYTES_MAX, EXTENT_BLOCKS, Replica, ReplicaRecord};
+use libvos::{Connect, DiskClient, Durability, Epochs, Need, PortConnect, SharedPort, Size};
+use replica_core::{CopyState, ENCODED_BYTES_MAX, EXTENT_BLOCKS, Recent, Replica, ReplicaRecord};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use serde_json::json;
 use vos_api::desk::{DeskQuestion, Edit, FromDesk, Given, Known, PACKET_BYTES_MAX, ToDesk, Unanswered};
+use vos_api::session::Greeting;
 use vos_api::{Encoded, Operation, copy, session};
-use vos_rt::testkit::{Ended, Process, Program, World};
+use vos_rt::testkit::{Ended, Event, Process, Program, RingId, RingServer, Wait, World};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 2048;
@@ -66,6 +67,10 @@ fn main() -> std::process::ExitCode {
             (
                 "primary_of_an_earlier_release_is_not_told_that_a_copy_has_no_room",
                 primary_of_an_earlier_release_is_not_told_that_a_copy_has_no_room,
+            ),
+            (
+                "copy_of_an_earlier_release_is_asked_to_write_and_then_to_flush",
+                copy_of_an_earlier_release_is_asked_to_write_and_then_to_flush,
             ),
             (
                 "copy_that_stands_still_while_it_catches_up_keeps_nobody_waiting",
@@ -578,6 +583,69 @@ fn primary_of_an_earlier_release_is_not_told_that_a_copy_has_no_room() {
             assert_ne!(copy.wait(), Ended::Exit(0));
         }
     }
+}
+
+/// Keeps nothing and does what it is asked, as a copy of version 3 does; tells what that was.
+fn serve_as_earlier_release(port: &SharedPort, asked: &Sender<u16>, stop: &AtomicBool) {
+    let mut rings: BTreeMap<RingId, RingServer> = BTreeMap::new();
+    while !stop.load(Ordering::Relaxed) {
+        match port.turn(|port| port.wait_event(Wait::For(Duration::from_millis(1)))) {
+            Ok(Event::RingOpened(ring)) => drop(rings.insert(ring.id(), ring)),
+            Ok(Event::RingClosed(id, _)) => drop(rings.remove(&id)),
+            _ => (),
+        }
+        for ring in rings.values() {
+            while let Ok(Some(submission)) = ring.next() {
+                let Submission { tag, op, sequence, arena_offset, .. } = submission;
+                let _ = asked.send(op);
+                let mut completion = Completion { tag, sequence, epoch: 1, ..Completion::default() };
+                if op == session::HELLO {
+                    let in_flight = Greeting::terms(SIZE.entries, copy::PUT_DURABLE_SINCE - 1);
+                    completion.results = Greeting { incarnation: 1, highest: 0, in_flight, service: 0 }.into();
+                } else if op == copy::GREET {
+                    let (recent, hot, behind) = (Recent::Extents(BTreeSet::new()), BTreeSet::new(), BTreeMap::new());
+                    let data =
+                        CopyState { mark: None, is_doubtful: false, is_blank: true, recent, hot, behind }.encode();
+                    ring.arena().copy_in(arena_offset as usize, &data).expect("it has room");
+                    completion.in_bytes = data.len() as u32;
+                    completion.results = copy::Welcomed { promised_ms: 0, bytes: data.len() as u64 }.into();
+                } else if op == copy::PUT_DURABLE {
+                    completion.status = Errno::OPNOTSUPP.raw_os_error() as u32;
+                } else if op == copy::SYNC {
+                    std::thread::sleep(FLUSH_TAKES);
+                }
+                ring.complete(&completion).expect("the primary is there");
+                ring.publish();
+            }
+        }
+    }
+}
+
+const FLUSH_TAKES: Duration = Duration::from_millis(50);
+
+fn copy_of_an_earlier_release_is_asked_to_write_and_then_to_flush() {
+    let set = Set::new(2);
+    let _own = set.copy(0);
+    let port = set.world.port(Endpoint::new(Endpoint::COPY.number() + 1).expect("a number"), 1);
+    let stop = AtomicBool::new(false);
+    let (asked, heard) = channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| serve_as_earlier_release(&port, &asked, &stop));
+        let disk = set.disk(0);
+        let client = set.client();
+        client.write(0, &block(0, 1), Durability::Server).expect("written");
+        set.await_all_current();
+        client.flush().expect("flushed");
+        let _ = heard.try_iter().count();
+        let begun = Instant::now();
+        client.write(BLOCK as u64, &block(1, 1), Durability::Power).expect("written");
+        assert!(begun.elapsed() >= FLUSH_TAKES, "it waited for the flush");
+        let told: Vec<u16> = heard.try_iter().filter(|op| *op != copy::LEASE).collect();
+        assert_eq!(told, [copy::PUT, copy::SYNC]);
+        assert_eq!(client.read(BLOCK as u64, BLOCK).expect("read"), block(1, 1));
+        drop(disk);
+        stop.store(true, Ordering::Relaxed);
+    });
 }
 
 fn copy_that_stands_still_while_it_catches_up_keeps_nobody_waiting() {

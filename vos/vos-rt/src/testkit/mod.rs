@@ -16,6 +16,8 @@
 
 mod process;
 
+/// For who plays a server of another release.
+pub use ipc::{Event, RingId, RingServer, Wait};
 pub use process::{Ended, Process, Program, main};
 
 use std::path::Path;
