@@ -33,12 +33,8 @@ impl Disks<'_> {
 
     /// Microseconds at the median.
     pub fn write(&self, disk: &str) -> Outcome<f64> {
-        let uri = format!("nbd://{AT}/{disk}");
-        let step = |number: u64| ["-c".to_owned(), format!("write -f {}k 4k", number * 97 % BLOCKS * 4)];
-        let steps: Vec<String> = (0..WRITES).flat_map(step).collect();
-        let asked = ["dev", "exec", NODES[0], "--", "qemu-io", "-f", "raw"];
-        let words: Vec<&str> = asked.into_iter().chain(steps.iter().map(String::as_str)).chain([&*uri]).collect();
-        let said = self.0.say(&words)?;
+        let steps = (0..WRITES).map(|number| format!("write -f {}k 4k", number * 97 % BLOCKS * 4));
+        let said = super::qemu_io(self.0, &format!("nbd://{AT}/{disk}"), steps)?;
         // "4 KiB, 1 ops; 00.00 sec (13.2 MiB/sec and 3379.4 ops/sec)", of each.
         let rates = said.lines().filter_map(|line| line.split_once(" and ")?.1.split_once(" ops/sec")?.0.parse().ok());
         median(rates.map(|rate: f64| 1e6 / rate).collect())

@@ -124,6 +124,13 @@ fn await_copies(testbed: &Testbed, disk: &[&str]) -> Outcome<()> {
     })
 }
 
+/// Does that to a disk, one step after the other, on the first node.
+fn qemu_io(testbed: &Testbed, uri: &str, steps: impl Iterator<Item = String>) -> Outcome<String> {
+    let steps: Vec<String> = steps.flat_map(|step| ["-c".to_owned(), step]).collect();
+    let asked = ["dev", "exec", NODES[0], "--", "qemu-io", "-f", "raw"];
+    testbed.say(&asked.into_iter().chain(steps.iter().map(String::as_str)).chain([uri]).collect::<Vec<_>>())
+}
+
 /// On etcd, as a cluster of several machines has it.
 fn losses(results: &mut Results, dvs: &Path, losses: u32) -> Outcome<()> {
     let mut testbed = Testbed::up(dvs, &["--engine", "etcd"])?;

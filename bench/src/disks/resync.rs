@@ -38,13 +38,7 @@ pub fn measure(results: &mut Results, dvs: &std::path::Path, rounds: u32) -> Out
 }
 
 fn write(testbed: &Testbed, steps: impl Iterator<Item = String>) -> Outcome<()> {
-    // What is not flushed when a copy goes is copied as well, up to 64 extents: nobody knows whether both have it.
-    let steps = steps.chain(["flush".to_owned()]);
-    let steps: Vec<String> = steps.flat_map(|step| ["-c".to_owned(), step]).collect();
-    let uri = format!("nbd://{AT}/{DISK}");
-    let asked = ["dev", "exec", NODES[0], "--", "qemu-io", "-f", "raw"];
-    let words: Vec<&str> = asked.into_iter().chain(steps.iter().map(String::as_str)).chain([&*uri]).collect();
-    testbed.say(&words).map(drop)
+    super::qemu_io(testbed, &format!("nbd://{AT}/{DISK}"), steps.chain(["flush".to_owned()])).map(drop)
 }
 
 fn state(testbed: &Testbed) -> Option<String> {
