@@ -18,8 +18,8 @@ use fs_core::{Depth, Fs, Options};
 use libvos::{BlockingSession, DiskClient, Epochs, Op, SharedPort, Size};
 use rustix::io::Errno;
 use vos_api::fs as api;
-use vos_rt::Handle;
 use vos_rt::testkit::{Server, World};
+use vos_rt::{Handle, ReadBy};
 
 const VOLUME_BYTES: u64 = 64 << 20;
 const SIZE: Size = Size { entries: 64, arena_bytes: 16 << 20 };
@@ -45,11 +45,11 @@ impl Files {
 
     fn serve(&self, world: &World) -> Server<Disk> {
         let [image, fence] = [&self.image, &self.fence].map(|file| file.try_clone().expect("a descriptor").into());
-        world.serve(Endpoint::DISK, move |_| {
+        world.serve(Endpoint::DISK, move |start| {
             let image = Image { file: image, bytes: None, may_be_longer: false, access: Access::ReadWrite };
             let volume = Volume::new(ImageFile::open(image).expect("an image"));
             let fence = KeptFence::open(fence).expect("a fence");
-            Disk::new(volume, Entrance::of_owner(Endpoint::FS, fence), 1).expect("threads")
+            Disk::new(volume, Entrance::of_owner(Endpoint::FS, fence), 1, ReadBy::Ring, &start.handle).expect("threads")
         })
     }
 }

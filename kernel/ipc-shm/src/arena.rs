@@ -137,8 +137,7 @@ impl Arena {
 
     /// One `pread` straight into the arena. Returns the bytes read, which may be fewer; 0 at the end of the file.
     pub fn read_from_fd(&self, fd: impl AsFd, file_offset: u64, offset: usize, bytes: usize) -> io::Result<usize> {
-        let at = self.place(offset, bytes)?;
-        let to = self.object.writable_range(at, bytes).ok_or(OutOfArena)?;
+        let to = self.writable(offset, bytes)?;
         // SAFETY: the kernel writes at most `bytes` into a writable range that stays mapped while `self` lives.
         counted(unsafe { libc::pread(fd.as_fd().as_raw_fd(), to.cast(), bytes, signed(file_offset)?) })
     }
@@ -152,8 +151,7 @@ impl Arena {
         offset: usize,
         bytes: usize,
     ) -> io::Result<usize> {
-        let at = self.place(offset, bytes)?;
-        let to = self.object.writable_range(at, bytes).ok_or(OutOfArena)?;
+        let to = self.writable(offset, bytes)?;
         let part = libc::iovec { iov_base: to.cast(), iov_len: bytes };
         let from = signed(file_offset)?;
         // SAFETY: the kernel writes at most `bytes` into a writable range that stays mapped while `self` lives.
@@ -196,8 +194,7 @@ impl Arena {
         offset: usize,
         bytes: usize,
     ) -> io::Result<usize> {
-        let at = self.place(offset, bytes)?;
-        let to = self.object.writable_range(at, bytes).ok_or(OutOfArena)?;
+        let to = self.writable(offset, bytes)?;
         let parts = [
             libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() },
             libc::iovec { iov_base: to.cast(), iov_len: bytes },
@@ -209,14 +206,19 @@ impl Arena {
     /// One `readv` of a range and, after it, of `rest`: how a proxy takes what comes over a socket without a copy.
     /// The range is filled first.
     pub fn readv_with_rest(&self, fd: impl AsFd, offset: usize, bytes: usize, rest: &mut [u8]) -> io::Result<usize> {
-        let at = self.place(offset, bytes)?;
-        let to = self.object.writable_range(at, bytes).ok_or(OutOfArena)?;
+        let to = self.writable(offset, bytes)?;
         let parts = [
             libc::iovec { iov_base: to.cast(), iov_len: bytes },
             libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() },
         ];
         // SAFETY: both parts are writable for their length and outlive the call.
         counted(unsafe { libc::readv(fd.as_fd().as_raw_fd(), parts.as_ptr(), 2) })
+    }
+
+    /// Where a range lies that the kernel may write to as long as a clone of this value lives.
+    pub(crate) fn writable(&self, offset: usize, bytes: usize) -> Result<*mut u8, OutOfArena> {
+        let at = self.place(offset, bytes)?;
+        self.object.writable_range(at, bytes).ok_or(OutOfArena)
     }
 
     fn place(&self, offset: usize, bytes: usize) -> Result<usize, OutOfArena> {

@@ -7,6 +7,7 @@
 //! - [`ChannelFiles`]: making a channel's objects. [`ChannelHalf`]: a channel as one party holds it.
 //! - [`ControlPage`], [`ControlWriter`]: what the broker says of an endpoint.
 //! - [`Gauge`]: what the parties of a channel count, as the broker reads it.
+//! - [`ReadRing`]: reads of a file into arenas, without a thread for each.
 //! - [`ForkGuard`]: tells a forked child from its parent.
 //!
 //! Not here: who may have a channel (`kernel/broker`), the calls (`kernel/ipc`).
@@ -22,6 +23,8 @@ mod gauge;
 mod half;
 mod mapping;
 mod objects;
+#[cfg(feature = "reads")]
+mod reads;
 
 pub use abi::layout::{Role, Size};
 pub use arena::{Arena, OutOfArena, SENT_PARTS_MAX, SentPart, send_parts};
@@ -31,4 +34,6 @@ pub use gauge::{Gauge, Reading};
 pub use half::{ChannelHalf, Other, Seen};
 pub use mapping::{Access, Mapping};
 pub use objects::{CHANNEL_DESCRIPTORS, ChannelFiles, PartyFiles, ring_line};
+#[cfg(feature = "reads")]
+pub use reads::{NotBegun, READS_MAX, ReadRing};
 pub use sys::futex::Woken;

@@ -46,6 +46,8 @@ pub use copy::{COPY_SPEC, Place};
 pub use delegate::DELEGATE_SPEC;
 pub use ipc_core::{ChannelId, WaitMode};
 pub use ipc_shm::{Arena, OutOfArena};
+#[cfg(feature = "reads")]
+pub use ipc_shm::{NotBegun, ReadRing};
 pub use port::{Event, Port};
 pub use ring::{Arming, RingClient, RingFull, RingId, RingServer, RingSpec};
 pub use wait::Wait;

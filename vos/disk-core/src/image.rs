@@ -4,7 +4,7 @@
 
 use std::io;
 use std::num::NonZeroU64;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Advice, FallocateFlags, FileType, MemfdFlags, OFlags, SeekFrom};
 use rustix::io::Errno;
@@ -136,6 +136,10 @@ impl Medium for ImageFile {
 
     fn read_cached(&self, offset: u64, bytes: u32, into: &dyn Bulk) -> bool {
         into.fill_cached(0, self.file.as_fd(), offset, bytes) == Ok(true)
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
     }
 
     fn write(&self, offset: u64, bytes: u32, from: &dyn Bulk) -> Result<(), Errno> {

@@ -125,6 +125,9 @@ pub trait Medium: Send + Sync {
     /// As [`Medium::read`], but only if nothing must be waited for.
     fn read_cached(&self, offset: u64, bytes: u32, into: &dyn Bulk) -> bool;
 
+    /// The file of which each range is the same range of the medium, for who reads it in another way.
+    fn file(&self) -> Option<BorrowedFd<'_>>;
+
     fn write(&self, offset: u64, bytes: u32, from: &dyn Bulk) -> Result<(), Errno>;
 
     fn flush(&self) -> Result<(), Errno>;

@@ -6,6 +6,7 @@
 //!
 //! All calls may be made by several threads at once. Errors are those that `vos_api::disk` names.
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
@@ -44,6 +45,16 @@ impl Volume {
     /// Reads a range if nothing must be waited for, so that a loop may do it.
     pub fn read_cached(&self, offset: u64, bytes: u32, into: &dyn Bulk) -> bool {
         self.check_range(offset, u64::from(bytes)).is_ok() && self.medium.read_cached(offset, bytes, into)
+    }
+
+    /// As [`Medium::file`].
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.medium.file()
+    }
+
+    /// Whether there is such a range: whole blocks inside the volume.
+    pub fn has(&self, offset: u64, bytes: u64) -> bool {
+        self.check_range(offset, bytes).is_ok()
     }
 
     /// Reads several ranges, one after the other; answers their bytes.
@@ -176,7 +187,6 @@ fn answer_of(errno: Errno) -> Errno {
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
-    use std::os::fd::BorrowedFd;
 
     use proptest::prelude::*;
 
@@ -350,6 +360,10 @@ mod tests {
 
         fn read_cached(&self, offset: u64, bytes: u32, into: &dyn Bulk) -> bool {
             self.0.read_cached(offset, bytes, into)
+        }
+
+        fn file(&self) -> Option<BorrowedFd<'_>> {
+            self.0.file()
         }
 
         fn write(&self, offset: u64, bytes: u32, from: &dyn Bulk) -> Result<(), Errno> {

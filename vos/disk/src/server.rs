@@ -4,7 +4,7 @@
 //! `nbd_client::Offer`), and `fence` (a file beside it, without which the fence lives in memory); options
 //! `bytes` (size the volume must have), `may_be_longer` (1: the image may), `read_only` (1), `owner` (the one
 //! endpoint that may change the volume; without it everybody may) and `owner_epoch` (in which that was placed: who says
-//! an earlier one is refused). Of a replicated disk: options `set`, `own` (number
+//! an earlier one is refused), `io_uring` (0: reads wait in threads, also where the kernel has it). Of a replicated disk: options `set`, `own` (number
 //! of the copy beside it), `copies` and `lost` (all, and those on nodes that were given up: a bit for each number), and
 //! descriptor `desk`; `image` is for reading alone then.
 
@@ -18,7 +18,7 @@ use disk_core::{Access, Image, ImageFile, Volume};
 use nbd_client::{NbdConnection, NbdVolume, Offer};
 use replica_core::Replica;
 use vos_api::desk::disk_key;
-use vos_rt::{Boot, ClientId, Failure, Hello, HelloReply, Kind, Request, Service, SpawnError, run};
+use vos_rt::{Boot, ClientId, Failure, Hello, HelloReply, Kind, ReadBy, Request, Service, SpawnError, run};
 
 use crate::entrance::Entrance;
 use crate::fence::KeptFence;
@@ -27,7 +27,15 @@ use crate::service::Disk;
 
 const KIND: Kind = Kind {
     name: "disk",
-    system_calls: &[libc::SYS_pread64, libc::SYS_pwrite64, libc::SYS_fdatasync, libc::SYS_fallocate, libc::SYS_fstatfs],
+    system_calls: &[
+        libc::SYS_pread64,
+        libc::SYS_pwrite64,
+        libc::SYS_fdatasync,
+        libc::SYS_fallocate,
+        libc::SYS_fstatfs,
+        // Of the one ring that was made before, and can but read the image (`ipc::ReadRing`).
+        libc::SYS_io_uring_enter,
+    ],
 };
 
 /// Runs `dvs server disk`.
@@ -92,7 +100,10 @@ fn open(boot: &mut Boot) -> Result<AnyDisk, Failure> {
     let fence = fence.at_least(u32::try_from(boot.spawn.option_u64("owner_epoch")?.unwrap_or(0))?);
     let owner = boot.spawn.option_as("owner", Endpoint::from_u64)?;
     let entrance = owner.map_or_else(Entrance::open, |owner| Entrance::of_owner(owner, fence));
-    let Some(set) = set else { return Ok(AnyDisk::Plain(Box::new(Disk::new(volume, entrance, boot.spawn.epoch)?))) };
+    let Some(set) = set else {
+        let disk = Disk::new(volume, entrance, boot.spawn.epoch, read_by(boot)?, &boot.handle)?;
+        return Ok(AnyDisk::Plain(Box::new(disk)));
+    };
     let desk = boot.spawn.take_fd("desk").ok_or(SpawnError::Missing("fds.desk"))?;
     let disk = MirroredDisk::open(volume, entrance, &set, desk, &boot.port, boot.spawn.epoch, &boot.handle)?;
     Ok(AnyDisk::Mirrored(Box::new(disk)))
@@ -113,6 +124,10 @@ fn open_nbd(boot: &Boot, socket: OwnedFd, access: Access) -> Result<NbdVolume, F
     Ok(NbdVolume::new(NbdConnection { socket, offer }, access == Access::ReadOnly, move || handle.stop())?)
 }
 
+fn read_by(boot: &Boot) -> Result<ReadBy, SpawnError> {
+    Ok(if boot.spawn.option_u64("io_uring")? == Some(0) { ReadBy::Threads } else { ReadBy::Ring })
+}
+
 /// `None`: it is not replicated.
 fn set_options(boot: &Boot) -> Result<Option<SetOptions>, Failure> {
     let Some(set) = boot.spawn.option_u64("set")? else { return Ok(None) };
@@ -122,7 +137,7 @@ fn set_options(boot: &Boot) -> Result<Option<SetOptions>, Failure> {
     let others = replicas(copies).filter(|other| *other != own).collect();
     let lost = replicas(boot.spawn.option_u64("lost")?.unwrap_or(0)).collect();
     let key = disk_key(boot.endpoint.number().saturating_sub(Endpoint::DISK.number()));
-    Ok(Some(SetOptions { set, own, others, lost, key }))
+    Ok(Some(SetOptions { set, own, others, lost, key, read_by: read_by(boot)? }))
 }
 
 /// Of numbers that have a bit each.

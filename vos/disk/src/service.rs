@@ -2,7 +2,7 @@
 //!
 //! Reads and writes go to a pool of threads, which move the bytes between the arena and the image without a copy of
 //! ours. A short read that the page cache can serve is answered by the loop itself: handing it to another thread would
-//! cost many times the copy. So is a short write, which is a copy to the page cache as well, unless the host lately
+//! cost many times the copy; one that it cannot serve waits in a ring, if there is one ([`Reader`]). So is a short write, which is a copy to the page cache as well, unless the host lately
 //! made a writer wait (too much of its memory is dirty). Flushes are gathered: one write-back answers every FLUSH that
 //! had arrived before it began. It covers all writes that were completed before, because a write is completed only
 //! after `pwrite` returned.
@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use vos_api::disk::{
     BLOCK_BYTES, DataTold, Held, READ_ONLY, Read, Request as Ask, SPANS_MAX, Span, TellData, VolumeInfo, Write,
 };
-use vos_rt::{ClientId, Hello, HelloReply, PoolError, Request, Service, WorkerPool};
+use vos_rt::{ClientId, Handle, Hello, HelloReply, PoolError, ReadBy, Reader, Request, Service, WorkerPool};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::entrance::Entrance;
@@ -46,21 +46,31 @@ pub struct Disk {
     volume: Arc<Volume>,
     flusher: Arc<Flusher>,
     entrance: Entrance,
-    pool: WorkerPool,
+    reader: Reader,
+    pool: Arc<WorkerPool>,
     epoch: u64,
     /// Until then writes go to the pool.
     slow_until: Option<Instant>,
 }
 
 impl Disk {
-    pub fn new(volume: Volume, entrance: Entrance, epoch: u64) -> Result<Disk, PoolError> {
-        let pool = WorkerPool::new("disk", WORKERS)?;
-        Ok(Disk { volume: Arc::new(volume), flusher: Arc::default(), entrance, pool, epoch, slow_until: None })
+    pub fn new(
+        volume: Volume,
+        entrance: Entrance,
+        epoch: u64,
+        read_by: ReadBy,
+        handle: &Handle,
+    ) -> Result<Disk, PoolError> {
+        let pool = Arc::new(WorkerPool::new("disk", WORKERS)?);
+        let reader = Reader::new(volume.file(), read_by, &pool, handle);
+        let (volume, flusher) = (Arc::new(volume), Arc::default());
+        Ok(Disk { volume, flusher, entrance, reader, pool, epoch, slow_until: None })
     }
 
     /// Finishes what was taken and brings everything to the medium.
-    pub fn close(self) -> Result<(), Errno> {
-        drop(self.pool);
+    pub fn close(mut self) -> Result<(), Errno> {
+        self.reader.end();
+        self.pool.end();
         self.volume.flush()
     }
 
@@ -71,11 +81,22 @@ impl Disk {
     }
 
     fn read(&self, request: Request, ticket: Ticket, Read { offset, bytes }: Read) {
-        let is_short = bytes <= u64::from(INLINE_READ_BYTES_MAX);
-        if is_short && !ticket.must_wait() && self.volume.read_cached(offset, bytes as u32, &Arena(&request)) {
-            return request.reply([0; 4], bytes as u32);
+        if ticket.must_wait() || bytes > u64::from(INLINE_READ_BYTES_MAX) || !self.volume.has(offset, bytes) {
+            return self.spawn(request, ticket, move |volume, request| volume.read(offset, bytes, &Arena(request)));
         }
-        self.spawn(request, ticket, move |volume, request| volume.read(offset, bytes, &Arena(request)));
+        let length = bytes as u32;
+        if self.volume.read_cached(offset, length, &Arena(&request)) {
+            return request.reply([0; 4], length);
+        }
+        let (volume, room) = (Arc::clone(&self.volume), request.room(0, length).ok());
+        let taken = self.reader.read(room, offset, move |is_read| {
+            let result = if is_read { Ok(length) } else { volume.read(offset, bytes, &Arena(&request)) };
+            answer(request, result);
+            drop(ticket);
+        });
+        if let Err(error) = taken {
+            tracing::error!(%error, "a read was refused");
+        }
     }
 
     fn write(&mut self, request: Request, ticket: Ticket, Write { durability, offset }: Write) {
@@ -159,6 +180,7 @@ impl Service for Disk {
         for entered in self.entrance.tick(now) {
             self.carry_out(entered);
         }
+        self.reader.submit();
     }
 }
 

@@ -25,6 +25,10 @@ fn main() -> std::process::ExitCode {
                 "acknowledged_writes_survive_two_hundred_kills_and_clients_see_no_error",
                 acknowledged_writes_survive_two_hundred_kills_and_clients_see_no_error,
             ),
+            (
+                "what_is_not_in_memory_is_read_whole_with_a_ring_and_without",
+                what_is_not_in_memory_is_read_whole_with_a_ring_and_without,
+            ),
             ("scattered_blocks_come_in_one_transfer", scattered_blocks_come_in_one_transfer),
             ("who_does_not_own_the_volume_only_reads_it", who_does_not_own_the_volume_only_reads_it),
             (
@@ -204,6 +208,46 @@ fn reader_that_is_too_slow_loses_the_moment() {
     assert_eq!(reader.read(0, 1 << 20), Err(Errno::TIMEDOUT));
     assert_eq!(reader.wanted(Duration::from_millis(1)), Err(Errno::TIMEDOUT));
     assert_eq!(client().read(0, BLOCK).expect("read"), block(0, 1));
+}
+
+/// With up to 64 reads under way, over pages that the kernel was told to forget. Says how fast that was.
+fn what_is_not_in_memory_is_read_whole_with_a_ring_and_without() {
+    const BLOCKS: u64 = 16 << 10;
+    for with_ring in [true, false] {
+        let world = World::new();
+        let image = Image(tempfile::NamedTempFile::new_in("/var/tmp").expect("a file on a disk"));
+        let content: Vec<u8> = (0..BLOCKS).flat_map(|index| block(index, 7)).collect();
+        std::fs::write(image.0.path(), &content).expect("written");
+        image.0.as_file().sync_all().expect("on the disk");
+        let options = json!({ "bytes": BLOCKS * BLOCK as u64, "io_uring": u64::from(with_ring) });
+        let server = world.start(program(vec![("image", image.open())], options));
+        let client = DiskClient::new(world.blocking(Endpoint::DISK, SIZE));
+        let read = |depth: usize| {
+            rustix::fs::fadvise(image.0.as_file(), 0, None, rustix::fs::Advice::DontNeed).expect("forgotten");
+            let order = (0..BLOCKS).map(|index| index * 7919 % BLOCKS);
+            let mut reads: Vec<(u64, Vec<u8>)> = order.map(|index| (index * BLOCK as u64, vec![0; BLOCK])).collect();
+            let began = Instant::now();
+            let results: Vec<_> = reads.chunks_mut(depth).flat_map(|part| client.read_each(part)).collect();
+            let rate = BLOCKS as f64 / began.elapsed().as_secs_f64();
+            println!("{}, {depth} at a time: {rate:.0} reads a second", if with_ring { "ring" } else { "threads" });
+            (reads, results)
+        };
+        for depth in [1, 16, BLOCKS as usize] {
+            let (reads, results) = read(depth);
+            assert!(results.iter().all(|result| *result == Ok(())));
+            for (offset, found) in reads {
+                assert!(found == block(offset / BLOCK as u64, 7), "at {offset}");
+            }
+        }
+        // Somebody cuts the image.
+        image.0.as_file().set_len((BLOCKS / 2 * BLOCK as u64) + 512).expect("cut");
+        let (reads, results) = read(BLOCKS as usize);
+        for ((offset, _), result) in reads.iter().zip(results) {
+            let is_there = *offset < BLOCKS / 2 * BLOCK as u64;
+            assert_eq!(result, if is_there { Ok(()) } else { Err(Errno::IO) }, "at {offset}");
+        }
+        assert_eq!(server.terminate(), Ended::Exit(0));
+    }
 }
 
 fn scattered_blocks_come_in_one_transfer() {

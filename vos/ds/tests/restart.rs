@@ -12,6 +12,7 @@ use libvos::{DsClient, DsEvent, Epochs, EventKind, Fenced, Size};
 use rustix::io::Errno;
 use serde_json::json;
 use vos_api::ds::{ABSENT, ANY};
+use vos_rt::ReadBy;
 use vos_rt::testkit::{Ended, Process, Program, Server, World};
 
 const SIZE: Size = Size { entries: 32, arena_bytes: 4 << 20 };
@@ -55,10 +56,11 @@ impl Place {
     fn disk(world: &World) -> Place {
         let file = tempfile::tempfile().expect("temporary file");
         file.set_len(1 << 30).expect("a sparse file");
-        let _server = world.serve(Endpoint::DISK, move |_| {
+        let _server = world.serve(Endpoint::DISK, move |start| {
             let image = Image { file: file.into(), bytes: None, may_be_longer: false, access: Access::ReadWrite };
             let volume = Volume::new(ImageFile::open(image).expect("an image"));
-            Disk::new(volume, Entrance::of_owner(Endpoint::DS, KeptFence::default()), 1).expect("threads")
+            Disk::new(volume, Entrance::of_owner(Endpoint::DS, KeptFence::default()), 1, ReadBy::Ring, &start.handle)
+                .expect("threads")
         });
         Place::Disk { _server }
     }

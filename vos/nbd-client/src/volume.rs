@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -216,6 +217,10 @@ impl Medium for NbdVolume {
 
     fn read_cached(&self, _: u64, _: u32, _: &dyn Bulk) -> bool {
         false
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 
     fn write(&self, offset: u64, bytes: u32, from: &dyn Bulk) -> Result<(), Errno> {

@@ -165,6 +165,12 @@ impl Request {
         Ok(done)
     }
 
+    /// Where `bytes` of reply data go, `at` bytes after the beginning. `ERANGE` when the client has no room for them.
+    pub fn room(&self, at: u32, bytes: u32) -> Result<Room, Errno> {
+        let place = self.place(at, bytes as usize, self.submission.in_capacity).map_err(|_| Errno::RANGE)?;
+        Ok(Room { arena: self.ring.arena.clone(), at: place, bytes })
+    }
+
     /// As [`Request::put_from_file`], but only if all of it is in the page cache, so that a loop may call it. False
     /// when somebody who may wait must do it.
     pub fn put_cached_from_file(&self, at: u32, file: impl AsFd, offset: u64, bytes: u32) -> Result<bool, Errno> {
@@ -235,6 +241,14 @@ impl Request {
         }
         Ok(self.submission.arena_offset as usize + at as usize)
     }
+}
+
+/// A part of a client's memory, for reply data. It stays mapped as long as this value lives.
+#[derive(Debug)]
+pub struct Room {
+    pub(crate) arena: Arena,
+    pub(crate) at: usize,
+    pub(crate) bytes: u32,
 }
 
 impl Drop for Request {

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
 
 use abi::{Endpoint, Epoch};
 use broker::ServerIdentity;
@@ -15,7 +16,7 @@ use fs_core::device::{BlockDevice, DeviceError};
 use gate_fuse::backend::session::SessionBackend;
 use libvos::{Epochs, PortConnect, SharedPort, Size};
 use vos_rt::testkit::{self, Server};
-use vos_rt::{ClientId, Hello, HelloReply, Request, Service};
+use vos_rt::{ClientId, Hello, HelloReply, ReadBy, Request, Service};
 
 const VOLUME_BYTES: u64 = 1 << 30;
 const CACHE_BYTES: usize = 32 << 20;
@@ -72,6 +73,14 @@ impl Service for ReadersDisk {
 
     fn closed(&mut self, client: ClientId) {
         self.disk.closed(client);
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.disk.deadline()
+    }
+
+    fn tick(&mut self, now: Instant) {
+        self.disk.tick(now);
     }
 }
 
@@ -142,10 +151,12 @@ fn serve(world: &testkit::World, image: &Arc<ImageFile>) -> Server<FsService> {
 fn serve_disk(world: &testkit::World, image: &Arc<ImageFile>, reads: &Arc<AtomicU64>) -> Server<ReadersDisk> {
     let file = image.0.try_clone().expect("the image").into();
     let reads = Arc::clone(reads);
-    world.serve(Endpoint::DISK, move |_| {
+    world.serve(Endpoint::DISK, move |start| {
         let image = Image { file, bytes: None, may_be_longer: false, access: Access::ReadWrite };
         let volume = Volume::new(disk_core::ImageFile::open(image).expect("an image"));
-        let disk = Disk::new(volume, Entrance::of_owner(Endpoint::FS, KeptFence::default()), 1).expect("threads");
+        let disk =
+            Disk::new(volume, Entrance::of_owner(Endpoint::FS, KeptFence::default()), 1, ReadBy::Ring, &start.handle)
+                .expect("threads");
         ReadersDisk { disk, reads }
     })
 }

@@ -5,7 +5,7 @@
 //! becomes primary of the next epoch when it starts, by compare-and-set.
 //!
 //! Requests are taken apart into *pieces*, which the machine orders; one is answered when all its pieces are. Reads
-//! come from the image of the own copy, which is opened for that alone. One that would wait is read by a pool, and read
+//! come from the image of the own copy, which is opened for that alone. One that would wait does so elsewhere, and is read
 //! again when a write to the same blocks was asked for meanwhile: what a reader saw must not be lost with a write that
 //! nobody acknowledged.
 //!
@@ -30,7 +30,7 @@ use rustix::io::Errno;
 use vos_api::copy::{Greet, MarkCopy};
 use vos_api::desk::{DeskQuestion, Edit, FromDesk, Given, Known, Stay, ToDesk, Unanswered};
 use vos_api::disk::{BLOCK_BYTES, Held, Need, Request as Ask, SPANS_MAX, Span, TellData, VolumeInfo};
-use vos_rt::{ClientId, DeskSocket, Failure, Handle, Hello, HelloReply, Request, Service, WorkerPool};
+use vos_rt::{ClientId, DeskSocket, Failure, Handle, Hello, HelloReply, ReadBy, Reader, Request, Service, WorkerPool};
 use zerocopy::FromBytes;
 
 use super::link::{Content, Link, LinkInbox, LinkSaid};
@@ -38,7 +38,7 @@ use super::{PoolResults, endpoint_of};
 use crate::entrance::Entrance;
 use crate::moment::Entered;
 use crate::rings::Ticket;
-use crate::service::{Arena, WORKERS, tell_data};
+use crate::service::{Arena, INLINE_READ_BYTES_MAX, WORKERS, tell_data};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// How long the daemon may take to tell what is in the engine, and to write what was asked.
@@ -76,6 +76,7 @@ pub struct SetOptions {
     pub lost: Vec<Replica>,
     /// Of the record, at the desk.
     pub key: String,
+    pub read_by: ReadBy,
 }
 
 /// The record as the engine has it, and where it is changed.
@@ -104,7 +105,8 @@ struct Mirror {
     inbox: Arc<LinkInbox>,
     desk: RecordDesk,
     volume: Arc<Volume>,
-    pool: WorkerPool,
+    reader: Reader,
+    pool: Arc<WorkerPool>,
     entrance: Entrance,
     open: HashMap<u64, Open>,
     /// Which request a piece is of.
@@ -116,7 +118,7 @@ struct Mirror {
     looking: HashMap<u64, Replica>,
     /// Pieces that ask where there is data.
     telling: HashMap<u64, TellData>,
-    /// Pieces that the pool reads.
+    /// Pieces that are read elsewhere.
     reading: HashMap<u64, Reading>,
     read: PoolResults<u64>,
     epoch: u64,
@@ -170,6 +172,7 @@ impl MirroredDisk {
         let links =
             record.members.keys().map(|member| Ok((*member, Link::open(port, *member, options.set, &inbox, handle)?)));
         let links = links.collect::<std::io::Result<BTreeMap<Replica, Link>>>()?;
+        let pool = Arc::new(WorkerPool::new("disk", WORKERS)?);
         let now = Instant::now();
         let mut disk = Mirror {
             machine: Primary::begin(layout, record, promised_ms),
@@ -179,8 +182,9 @@ impl MirroredDisk {
             links,
             inbox,
             desk,
+            reader: Reader::new(volume.file(), options.read_by, &pool, handle),
             volume: Arc::new(volume),
-            pool: WorkerPool::new("disk", WORKERS)?,
+            pool,
             entrance,
             open: HashMap::new(),
             pieces: HashMap::new(),
@@ -218,7 +222,8 @@ impl MirroredDisk {
     }
 
     pub fn close(self) -> Result<(), Failure> {
-        let disk = self.0.lock();
+        let mut disk = self.0.lock();
+        disk.reader.end();
         disk.pool.end();
         disk.failure.clone().map_or(Ok(()), |failure| Err(failure.into()))
     }
@@ -361,6 +366,7 @@ impl Mirror {
             let acts = self.machine.tick(now_ms);
             self.act(acts);
         }
+        self.reader.submit();
     }
 
     fn greeted(&mut self, member: Replica, state: &CopyState) {
@@ -556,8 +562,10 @@ impl Mirror {
         }
         self.reading.insert(piece, Reading { range, is_stale: false });
         let (volume, read, handle) = (Arc::clone(&self.volume), Arc::clone(&self.read), self.handle.clone());
-        let done = self.pool.run(move || {
-            let result = volume.read_at(offset, bytes, &Arena(&request), at).map(drop);
+        let is_short = bytes <= u64::from(INLINE_READ_BYTES_MAX) && self.volume.has(offset, bytes);
+        let room = request.room(at, bytes as u32).ok().filter(|_| is_short);
+        let done = self.reader.read(room, offset, move |is_read| {
+            let result = if is_read { Ok(()) } else { volume.read_at(offset, bytes, &Arena(&request), at).map(drop) };
             drop(request);
             read.lock().push((piece, result));
             handle.poke();
@@ -695,6 +703,7 @@ impl Service for MirroredDisk {
         for entered in disk.entrance.tick(now) {
             disk.carry_out(entered);
         }
+        disk.reader.submit();
     }
 }
 

@@ -24,6 +24,7 @@ pub fn facts() -> String {
         ("processes", "/proc/sys/kernel/pid_max"),
         ("open files of all", "/proc/sys/fs/file-max"),
         ("seccomp", "/proc/sys/kernel/seccomp/actions_avail"),
+        ("io_uring", "/proc/sys/kernel/io_uring_disabled"),
         ("control groups", "/proc/cgroups"),
     ] {
         section(&mut text, title, &fs::read_to_string(path).unwrap_or_else(|error| format!("{path}: {error}")));
