@@ -33,11 +33,9 @@ pub fn check() -> Outcome {
     step("format", || run("cargo", ["fmt", "--all", "--check"]))?;
     step("rules", rules::check)?;
     step("lints", || run("cargo", ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
-    step("tests", || {
-        let programs = build_tests()?;
-        // Examples in the documentation are texts, none is a test.
-        run_all(programs.iter().filter(|program| program.package != SYSTEM), AT_ONCE, &[])
-    })
+    let programs = step("build", build_tests)?;
+    // Examples in the documentation are texts, none is a test.
+    step("tests", || run_all(programs.iter().filter(|program| program.package != SYSTEM), AT_ONCE, &[]))
 }
 
 /// Whole clusters on this machine, few at a time.
@@ -170,9 +168,12 @@ fn run_program(program: &TestProgram, arguments: &[&str]) -> Outcome {
     outcome
 }
 
-fn step(name: &str, work: impl FnOnce() -> Outcome) -> Outcome {
+fn step<T>(name: &str, work: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     eprintln!("xtask: {name}");
-    work()
+    let begun = Instant::now();
+    let outcome = work();
+    eprintln!("xtask: {name}: {:.0} s", begun.elapsed().as_secs_f64());
+    outcome
 }
 
 #[cfg(test)]

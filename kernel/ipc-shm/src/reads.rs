@@ -1,8 +1,8 @@
 //! Reads of one file into arenas, many at a time, without a thread for each: an `io_uring` that can do nothing else.
 //!
-//! The ring is told so before its first read (`IORING_REGISTER_RESTRICTIONS`): its requests are reads of the one file it
-//! was made with, and no other call of `io_uring` changes it any more. So a process whose system calls are restricted
-//! afterwards needs `io_uring_enter` alone, and can do with it only what `pread` of that file does.
+//! The ring is told so before its first read (`IORING_REGISTER_RESTRICTIONS`): its requests are reads of the one file
+//! it was made with, and no other call of `io_uring` changes it any more. So a process whose system calls are
+//! restricted afterwards needs `io_uring_enter` alone, and can do with it only what `pread` of that file does.
 //!
 //! A read is *under way* from [`ReadRing::begin`] until [`ReadRing::take`] hands its owner back. As long keeps the ring
 //! a clone of the arena: the kernel writes to memory that is mapped, whatever becomes of the channel.

@@ -4,9 +4,9 @@
 //! `nbd_client::Offer`), and `fence` (a file beside it, without which the fence lives in memory); options
 //! `bytes` (size the volume must have), `may_be_longer` (1: the image may), `read_only` (1), `owner` (the one
 //! endpoint that may change the volume; without it everybody may) and `owner_epoch` (in which that was placed: who says
-//! an earlier one is refused), `io_uring` (0: reads wait in threads, also where the kernel has it). Of a replicated disk: options `set`, `own` (number
-//! of the copy beside it), `copies` and `lost` (all, and those on nodes that were given up: a bit for each number), and
-//! descriptor `desk`; `image` is for reading alone then.
+//! an earlier one is refused), `io_uring` (0: reads wait in threads, also where the kernel has it). Of a replicated
+//! disk: options `set`, `own` (number of the copy beside it), `copies` and `lost` (all, and those on nodes that were
+//! given up: a bit for each number), and descriptor `desk`; `image` is for reading alone then.
 
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;

@@ -2,10 +2,10 @@
 //!
 //! Reads and writes go to a pool of threads, which move the bytes between the arena and the image without a copy of
 //! ours. A short read that the page cache can serve is answered by the loop itself: handing it to another thread would
-//! cost many times the copy; one that it cannot serve waits in a ring, if there is one ([`Reader`]). So is a short write, which is a copy to the page cache as well, unless the host lately
-//! made a writer wait (too much of its memory is dirty). Flushes are gathered: one write-back answers every FLUSH that
-//! had arrived before it began. It covers all writes that were completed before, because a write is completed only
-//! after `pwrite` returned.
+//! cost many times the copy; one that it cannot serve waits in a ring, if there is one ([`FileReader`]). So is a short
+//! write, which is a copy to the page cache as well, unless the host lately made a writer wait (too much of its memory
+//! is dirty). Flushes are gathered: one write-back answers every FLUSH that had arrived before it began. It covers all
+//! writes that were completed before, because a write is completed only after `pwrite` returned.
 //!
 //! Lock order: `Flusher::waiting` is a leaf.
 
@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use vos_api::disk::{
     BLOCK_BYTES, DataTold, Held, READ_ONLY, Read, Request as Ask, SPANS_MAX, Span, TellData, VolumeInfo, Write,
 };
-use vos_rt::{ClientId, Handle, Hello, HelloReply, PoolError, ReadBy, Reader, Request, Service, WorkerPool};
+use vos_rt::{ClientId, FileReader, Handle, Hello, HelloReply, PoolError, ReadBy, Request, Service, WorkerPool};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::entrance::Entrance;
@@ -46,7 +46,7 @@ pub struct Disk {
     volume: Arc<Volume>,
     flusher: Arc<Flusher>,
     entrance: Entrance,
-    reader: Reader,
+    reader: FileReader,
     pool: Arc<WorkerPool>,
     epoch: u64,
     /// Until then writes go to the pool.
@@ -62,7 +62,7 @@ impl Disk {
         handle: &Handle,
     ) -> Result<Disk, PoolError> {
         let pool = Arc::new(WorkerPool::new("disk", WORKERS)?);
-        let reader = Reader::new(volume.file(), read_by, &pool, handle);
+        let reader = FileReader::new(volume.file(), read_by, &pool, handle);
         let (volume, flusher) = (Arc::new(volume), Arc::default());
         Ok(Disk { volume, flusher, entrance, reader, pool, epoch, slow_until: None })
     }

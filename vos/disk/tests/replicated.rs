@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
+use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use abi::ring::{Completion, Submission};
 use histories::rng::{Rng, seeds};
 use libvos::{Connect, DiskClient, Durability, Epochs, Need, PortConnect, SharedPort, Size};
 use replica_core::{CopyState, ENCODED_BYTES_MAX, EXTENT_BLOCKS, Recent, Replica, ReplicaRecord};
+use rustix::fs::Advice;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use serde_json::json;
@@ -45,6 +47,10 @@ fn main() -> std::process::ExitCode {
             (
                 "another_copy_takes_over_with_all_that_was_acknowledged",
                 another_copy_takes_over_with_all_that_was_acknowledged,
+            ),
+            (
+                "reads_that_wait_see_what_was_acknowledged_with_a_ring_and_without",
+                reads_that_wait_see_what_was_acknowledged_with_a_ring_and_without,
             ),
             ("disk_is_read_as_it_was_while_others_write", disk_is_read_as_it_was_while_others_write),
             ("nothing_is_decided_while_the_engine_is_away", nothing_is_decided_while_the_engine_is_away),
@@ -371,6 +377,46 @@ fn what_is_written_is_on_all_copies() {
     client.flush().expect("flushed");
     set.assert_equal();
     assert!((0..3).all(|number| allocated(number) >= BLOCKS * BLOCK as u64), "room was made on each");
+}
+
+/// A page is forgotten before it is read, so that reads wait for the medium while writes to the same blocks are on
+/// their way.
+fn reads_that_wait_see_what_was_acknowledged_with_a_ring_and_without() {
+    const HOT: u64 = 8;
+    const READS: u64 = 3000;
+    for with_ring in [true, false] {
+        let set = Set::new(2);
+        let _copies: Vec<Process> = (0..2).map(|number| set.copy(number)).collect();
+        let mut program = set.program(0);
+        program.options["io_uring"] = u64::from(with_ring).into();
+        let _disk = set.world.start(program);
+        let (writer, acknowledged) = (set.client(), [const { AtomicU64::new(0) }; HOT as usize]);
+        set.await_all_current();
+        std::thread::scope(|scope| {
+            let read = |client: &DiskClient, index: u64| {
+                let (offset, page) = (index * BLOCK as u64, NonZeroU64::new(BLOCK as u64));
+                let least = acknowledged[index as usize].load(Ordering::Acquire);
+                rustix::fs::fadvise(set.images[0].as_file(), offset, page, Advice::DontNeed).expect("forgotten");
+                let read = client.read(offset, BLOCK).expect("read");
+                let version = u64::from_le_bytes(read[..8].try_into().expect("a word")) & 0xffff_ffff;
+                let is_whole = read == block(index, version) || version == 0 && read == [0; BLOCK];
+                assert!(is_whole && version >= least, "block {index}: {version}, not {least}");
+            };
+            let readers = [0, 1].map(|first| {
+                let client = set.client();
+                scope.spawn(move || (first..READS + first).for_each(|at| read(&client, at % HOT)))
+            });
+            let mut version = 0;
+            while !readers.iter().all(|reader| reader.is_finished()) {
+                version += 1;
+                let index = version % HOT;
+                // Pages that are on the medium can be forgotten.
+                writer.write(index * BLOCK as u64, &block(index, version), Durability::Power).expect("written");
+                acknowledged[index as usize].store(version, Ordering::Release);
+            }
+            assert!(version > 1);
+        });
+    }
 }
 
 fn copy_that_dies_is_left_behind_and_catches_up() {

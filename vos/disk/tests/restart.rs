@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use abi::Endpoint;
 use libvos::{DiskClient, Durability, Epochs, Fenced, Op, Size};
+use rustix::fs::Advice;
 use rustix::io::Errno;
 use serde_json::{Value, json};
 use vos_api::disk::{READV, Span};
@@ -223,7 +224,7 @@ fn what_is_not_in_memory_is_read_whole_with_a_ring_and_without() {
         let server = world.start(program(vec![("image", image.open())], options));
         let client = DiskClient::new(world.blocking(Endpoint::DISK, SIZE));
         let read = |depth: usize| {
-            rustix::fs::fadvise(image.0.as_file(), 0, None, rustix::fs::Advice::DontNeed).expect("forgotten");
+            rustix::fs::fadvise(image.0.as_file(), 0, None, Advice::DontNeed).expect("forgotten");
             let order = (0..BLOCKS).map(|index| index * 7919 % BLOCKS);
             let mut reads: Vec<(u64, Vec<u8>)> = order.map(|index| (index * BLOCK as u64, vec![0; BLOCK])).collect();
             let began = Instant::now();

@@ -3,7 +3,7 @@
 //! - [`run`]: a server process from its spawn record to its end.
 //! - [`serve`], [`Service`]: the main loop and what it calls.
 //! - [`Request`]: a client's request, which is also the promise to answer it.
-//! - [`WorkerPool`]: threads for what would block the loop. [`Reader`]: reads that need none.
+//! - [`WorkerPool`]: threads for what would block the loop. [`FileReader`]: reads that need none.
 //!
 //! Every server has a file `server.rs` (from the spawn record to the service). `disk` and `ds` have the service in
 //! `service.rs`; `fs` has it in `server.rs`, because its operations are in `fs-core`.
@@ -17,10 +17,10 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 mod desk;
+mod file_reader;
 mod frame;
 pub mod log;
 mod pool;
-mod reader;
 mod request;
 mod run;
 mod service;
@@ -29,9 +29,9 @@ mod service;
 pub mod testkit;
 
 pub use desk::DeskSocket;
+pub use file_reader::{FileReader, ReadBy};
 pub use frame::{FrameError, TURN_REQUESTS, serve};
 pub use pool::{AbortOnPanic, JOBS_MAX, PoolError, WorkerPool};
-pub use reader::{ReadBy, Reader};
 pub use request::{ClientId, Request, Room, answer_all};
 pub use run::{Boot, Failure, Kind, run};
 pub use service::{Handle, HelloReply, Service};

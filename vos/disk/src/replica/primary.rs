@@ -5,9 +5,9 @@
 //! becomes primary of the next epoch when it starts, by compare-and-set.
 //!
 //! Requests are taken apart into *pieces*, which the machine orders; one is answered when all its pieces are. Reads
-//! come from the image of the own copy, which is opened for that alone. One that would wait does so elsewhere, and is read
-//! again when a write to the same blocks was asked for meanwhile: what a reader saw must not be lost with a write that
-//! nobody acknowledged.
+//! come from the image of the own copy, which is opened for that alone. One that would wait does so elsewhere, and is
+//! read again when a write to the same blocks was asked for meanwhile: what a reader saw must not be lost with a write
+//! that nobody acknowledged.
 //!
 //! Whoever has news carries on: the server's loop with what clients ask, and the thread of a link with what its copy
 //! answered, so that no thread has to wake another one for that. All of the disk is under one lock, of which whoever
@@ -30,7 +30,9 @@ use rustix::io::Errno;
 use vos_api::copy::{Greet, MarkCopy};
 use vos_api::desk::{DeskQuestion, Edit, FromDesk, Given, Known, Stay, ToDesk, Unanswered};
 use vos_api::disk::{BLOCK_BYTES, Held, Need, Request as Ask, SPANS_MAX, Span, TellData, VolumeInfo};
-use vos_rt::{ClientId, DeskSocket, Failure, Handle, Hello, HelloReply, ReadBy, Reader, Request, Service, WorkerPool};
+use vos_rt::{
+    ClientId, DeskSocket, Failure, FileReader, Handle, Hello, HelloReply, ReadBy, Request, Service, WorkerPool,
+};
 use zerocopy::FromBytes;
 
 use super::link::{Content, Link, LinkInbox, LinkSaid};
@@ -105,7 +107,7 @@ struct Mirror {
     inbox: Arc<LinkInbox>,
     desk: RecordDesk,
     volume: Arc<Volume>,
-    reader: Reader,
+    reader: FileReader,
     pool: Arc<WorkerPool>,
     entrance: Entrance,
     open: HashMap<u64, Open>,
@@ -182,7 +184,7 @@ impl MirroredDisk {
             links,
             inbox,
             desk,
-            reader: Reader::new(volume.file(), options.read_by, &pool, handle),
+            reader: FileReader::new(volume.file(), options.read_by, &pool, handle),
             volume: Arc::new(volume),
             pool,
             entrance,

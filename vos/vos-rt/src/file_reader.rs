@@ -1,9 +1,9 @@
 //! Reads of a file that wait for its medium, into the memory of clients, without the loop waiting and, where the kernel
 //! lets this process have an `io_uring`, without a thread for each.
 //!
-//! With the ring the loop begins what its turn took in one call ([`Reader::submit`]), and one thread answers what has
-//! ended; without it, and beyond what may be under way at a time, each read waits in a thread of the pool. A read of
-//! the ring that brought less than all, for whatever reason, is done once more by the pool, whose way tells why: so
+//! With the ring the loop begins what its turn took in one call ([`FileReader::submit`]), and one thread answers what
+//! has ended; without it, and beyond what may be under way at a time, each read waits in a thread of the pool. A read
+//! of the ring that brought less than all, for whatever reason, is done once more by the pool, whose way tells why: so
 //! there is one way in which a read fails.
 
 use std::io;
@@ -38,7 +38,7 @@ pub enum ReadBy {
 }
 
 /// Reads of one file.
-pub struct Reader {
+pub struct FileReader {
     ring: Option<Ring>,
     pool: Arc<WorkerPool>,
     handle: Handle,
@@ -52,9 +52,9 @@ struct Ring {
     is_behind: AtomicBool,
 }
 
-impl Reader {
+impl FileReader {
     /// Of `file`, if there is one and the kernel allows a ring; else by `pool` alone.
-    pub fn new(file: Option<BorrowedFd<'_>>, read_by: ReadBy, pool: &Arc<WorkerPool>, handle: &Handle) -> Reader {
+    pub fn new(file: Option<BorrowedFd<'_>>, read_by: ReadBy, pool: &Arc<WorkerPool>, handle: &Handle) -> FileReader {
         let ring = file.filter(|_| read_by == ReadBy::Ring).and_then(|file| match Ring::new(file, pool, handle) {
             Ok(ring) => Some(ring),
             Err(error) => {
@@ -62,14 +62,14 @@ impl Reader {
                 None
             }
         });
-        Reader { ring, pool: Arc::clone(pool), handle: handle.clone() }
+        FileReader { ring, pool: Arc::clone(pool), handle: handle.clone() }
     }
 
     pub fn has_ring(&self) -> bool {
         self.ring.is_some()
     }
 
-    /// Reads what lies at `offset` of the file to `room`, with the next [`Reader::submit`] at the latest. `then` is
+    /// Reads what lies at `offset` of the file to `room`, with the next [`FileReader::submit`] at the latest. `then` is
     /// told that all of it was read; if not, it reads itself, in a thread that may wait.
     pub fn read(
         &self,
@@ -126,7 +126,7 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for FileReader {
     fn drop(&mut self) {
         self.end();
     }
