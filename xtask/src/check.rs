@@ -18,31 +18,41 @@ use crate::run::{Outcome, finish, run, shown, workspace};
 /// Tests of whole clusters, which need root.
 const SYSTEM: &str = "end-to-end";
 /// Programs full of tests that run at the same time: most of the time each waits.
-const AT_ONCE: usize = 2;
+const AT_ONCE: usize = 3;
+/// The same in a long run, where each does much more.
+const AT_ONCE_WHEN_LONG: usize = 2;
 /// Arguments of a long run.
 const LONG: &[&str] = &["--include-ignored", "--test-threads=1"];
-/// The longest in their usual form, and in their long one: begun first, none runs alone in the end.
-const LONGEST: &[&str] = &["errors-", "robustness-", "failover-", "recovery-", "joining-", "space-"];
+/// The longest, those of whole clusters, and the same in their long form: begun first, none runs alone in the end.
+const LONGEST: &[&str] = &["gate-", "etcd-", "conformance-", "replicated-", "difftest-", "dvsd-"];
+const LONGEST_SYSTEM: &[&str] = &["errors-", "robustness-", "failover-", "recovery-", "joining-", "space-"];
 const LONGEST_WHEN_LONG: &[&str] = &["kills-", "robustness-"];
+
+const LINTS: [&str; 9] = ["-n19", "cargo", "clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"];
 
 /// The package that measures a hundred daemons.
 const SCALE: &str = "dvsd";
 
-/// Format, rules, lints, fast tests.
+/// Format, rules, fast tests, and beside them lints, which leave the processors to whoever else wants them.
 pub fn check() -> Outcome {
     step("format", || run("cargo", ["fmt", "--all", "--check"]))?;
     step("rules", rules::check)?;
-    step("lints", || run("cargo", ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
-    let programs = step("build", build_tests)?;
+    let mut programs = step("build", build_tests)?;
+    put_first(&mut programs, LONGEST);
     // Examples in the documentation are texts, none is a test.
-    step("tests", || run_all(programs.iter().filter(|program| program.package != SYSTEM), AT_ONCE, &[]))
+    let fast = programs.iter().filter(|program| program.package != SYSTEM);
+    all(std::thread::scope(|scope| {
+        let lints = scope.spawn(|| step("lints", || run("nice", LINTS)));
+        let tests = step("tests", || run_all(fast, AT_ONCE, &[]));
+        [tests, lints.join().expect("nobody panicked")]
+    }))
 }
 
 /// Whole clusters on this machine, few at a time.
 pub fn test_system() -> Outcome {
     step("system tests", || {
         let mut programs = build_tests()?;
-        put_first(&mut programs, LONGEST);
+        put_first(&mut programs, LONGEST_SYSTEM);
         run_all(programs.iter().filter(|program| program.package == SYSTEM), AT_ONCE, &["--test-threads=1"])
     })
 }
@@ -63,12 +73,11 @@ pub fn test_long(only: &[&str]) -> Outcome {
     let (clusters, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| program.package == SYSTEM);
     let measures_scale = only.is_empty() || only.iter().any(|name| SCALE.starts_with(name));
     let outcomes = [
-        step("long system tests", || run_all(clusters.into_iter(), AT_ONCE, LONG)),
+        step("long system tests", || run_all(clusters.into_iter(), AT_ONCE_WHEN_LONG, LONG)),
         step("long tests", || run_all(others.into_iter(), 1, LONG)),
         if measures_scale { step("scale, as it is released", scale) } else { Ok(()) },
     ];
-    let failed: Vec<String> = outcomes.into_iter().filter_map(Outcome::err).collect();
-    if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
+    all(outcomes)
 }
 
 /// A hundred daemons on this machine's CPUs: without optimisation they would wait for each other.
@@ -148,6 +157,12 @@ fn run_all<'a>(programs: impl Iterator<Item = &'a TestProgram>, at_once: usize, 
         }
     });
     let failed = failed.into_inner().expect("nobody panicked");
+    all(failed.into_iter().map(Err))
+}
+
+/// Names each that failed.
+fn all(outcomes: impl IntoIterator<Item = Outcome>) -> Outcome {
+    let failed: Vec<String> = outcomes.into_iter().filter_map(Outcome::err).collect();
     if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
 }
 
