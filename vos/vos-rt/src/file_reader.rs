@@ -47,7 +47,7 @@ pub struct FileReader {
 struct Ring {
     reads: Arc<ReadRing<Then>>,
     ending: Arc<AtomicBool>,
-    answering: Option<JoinHandle<()>>,
+    answering: JoinHandle<()>,
     /// Reads were taken that are not begun.
     is_behind: AtomicBool,
 }
@@ -63,10 +63,6 @@ impl FileReader {
             }
         });
         FileReader { ring, pool: Arc::clone(pool), handle: handle.clone() }
-    }
-
-    pub fn has_ring(&self) -> bool {
-        self.ring.is_some()
     }
 
     /// Reads what lies at `offset` of the file to `room`, with the next [`FileReader::submit`] at the latest. `then` is
@@ -119,9 +115,8 @@ impl FileReader {
     pub fn end(&mut self) {
         let Some(ring) = self.ring.take() else { return };
         ring.ending.store(true, Ordering::Release);
-        let woken = ring.reads.wake();
-        if let (Ok(()), Some(answering)) = (woken, ring.answering) {
-            let _ = answering.join();
+        if ring.reads.wake().is_ok() {
+            let _ = ring.answering.join();
         }
     }
 }
@@ -140,7 +135,7 @@ impl Ring {
             let (reads, ending, pool, handle) = (reads.clone(), ending.clone(), pool.clone(), handle.clone());
             move || answer(&reads, &ending, &pool, &handle)
         };
-        let answering = Some(std::thread::Builder::new().name("reads".to_owned()).spawn(answer)?);
+        let answering = std::thread::Builder::new().name("reads".to_owned()).spawn(answer)?;
         Ok(Ring { reads, ending, answering, is_behind: AtomicBool::new(false) })
     }
 }
