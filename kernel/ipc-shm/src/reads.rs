@@ -1,8 +1,11 @@
 //! Reads of one file into arenas, many at a time, without a thread for each: an `io_uring` that can do nothing else.
 //!
-//! The ring is told so before its first read (`IORING_REGISTER_RESTRICTIONS`): its requests are reads of the one file
-//! it was made with, and no other call of `io_uring` changes it any more. So a process whose system calls are
-//! restricted afterwards needs `io_uring_enter` alone, and can do with it only what `pread` of that file does.
+//! The ring is told so before its first read (`IORING_REGISTER_RESTRICTIONS`), and no other call of `io_uring` changes
+//! it any more. So a process whose system calls are restricted afterwards needs `io_uring_enter` alone, and can do with
+//! it only what `pread` does.
+//!
+//! The file is none of the ring's own ones (`IORING_REGISTER_FILES`): those are closed some time after the process has
+//! ended, and whoever is next would find the file locked.
 //!
 //! A read is *under way* from [`ReadRing::begin`] until [`ReadRing::take`] hands its owner back. As long keeps the ring
 //! a clone of the arena: the kernel writes to memory that is mapped, whatever becomes of the channel.
@@ -10,11 +13,11 @@
 //! Lock order: `taking`, then `under_way`.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use io_uring::register::Restriction;
-use io_uring::squeue::{Entry, Flags};
+use io_uring::squeue::Entry;
 use io_uring::{IoUring, opcode, types};
 
 use crate::arena::Arena;
@@ -23,12 +26,11 @@ use crate::arena::Arena;
 pub const READS_MAX: usize = 1024;
 /// What a completion is of: a read's number, or nothing but a reason to look.
 const WAKE: u64 = u64::MAX;
-/// The one registered file.
-const FILE: types::Fixed = types::Fixed(0);
 
 /// Reads that are under way, each with who waits for it.
 pub struct ReadRing<T> {
     uring: IoUring,
+    file: OwnedFd,
     under_way: Mutex<UnderWay<T>>,
     taking: Mutex<()>,
 }
@@ -61,15 +63,12 @@ impl<T> ReadRing<T> {
         let uring =
             IoUring::builder().setup_r_disabled().setup_submit_all().setup_coop_taskrun().build(most as u32 + 1)?;
         let submitter = uring.submitter();
-        submitter.register_files(&[file.as_fd().as_raw_fd()])?;
-        submitter.register_restrictions(&mut [
-            Restriction::sqe_op(opcode::Read::CODE),
-            Restriction::sqe_op(opcode::Nop::CODE),
-            Restriction::sqe_flags_required(Flags::FIXED_FILE.bits()),
-        ])?;
+        let allowed = [opcode::Read::CODE, opcode::Nop::CODE];
+        submitter.register_restrictions(&mut allowed.map(Restriction::sqe_op))?;
         submitter.register_enable_rings()?;
         let reads = UnderWay { reads: (0..most).map(|_| None).collect(), free: (0..most).rev().collect() };
-        Ok(ReadRing { uring, under_way: Mutex::new(reads), taking: Mutex::new(()) })
+        let file = file.as_fd().try_clone_to_owned()?;
+        Ok(ReadRing { uring, file, under_way: Mutex::new(reads), taking: Mutex::new(()) })
     }
 
     /// Takes a read of `bytes` bytes at `file_offset` of the file to `offset` of the arena. It begins with the next
@@ -87,7 +86,8 @@ impl<T> ReadRing<T> {
         };
         let mut under_way = self.lock();
         let Some(number) = under_way.free.pop() else { return Err(NotBegun::Full(owner)) };
-        let read = opcode::Read::new(FILE, to, length).offset(file_offset).build().user_data(number as u64);
+        let file = types::Fd(self.file.as_raw_fd());
+        let read = opcode::Read::new(file, to, length).offset(file_offset).build().user_data(number as u64);
         if let Some(place) = under_way.reads.get_mut(number) {
             *place = Some(Read { owner, bytes, _arena: arena.clone() });
         }
@@ -151,10 +151,9 @@ impl<T> ReadRing<T> {
 
     /// One that finds no room is no read: there is an entry for each of those.
     fn push(&self, _locked: &MutexGuard<'_, UnderWay<T>>, entry: &Entry) {
-        let entry = entry.clone().flags(Flags::FIXED_FILE);
         // SAFETY: whoever adds entries holds `under_way`. What an entry points to stays mapped as long as the read is
         // under way, because the arena is kept; `writable` has checked its bounds.
-        let _ = unsafe { self.uring.submission_shared().push(&entry) };
+        let _ = unsafe { self.uring.submission_shared().push(entry) };
     }
 
     fn lock(&self) -> MutexGuard<'_, UnderWay<T>> {
@@ -248,15 +247,15 @@ mod tests {
     }
 
     #[test]
-    fn ring_does_nothing_but_read_its_file() {
+    fn ring_does_nothing_but_read() {
         let (file, content) = file(4096);
-        let (memory, other) = ([1_u8; 64], File::open("/dev/zero").unwrap());
+        let memory = [1_u8; 64];
         let Some(ring) = ring::<()>(&file, 8) else { return };
-        let write = opcode::Write::new(FILE, memory.as_ptr(), 64).build().flags(Flags::FIXED_FILE);
-        let mut into = [9_u8; 64];
-        let of_another = opcode::Read::new(types::Fd(other.as_raw_fd()), into.as_mut_ptr(), 64).build();
+        let fd = types::Fd(file.as_raw_fd());
+        let write = opcode::Write::new(fd, memory.as_ptr(), 64).build();
+        let cut = opcode::Fallocate::new(fd, 64).build();
         let open = opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), c"/dev/null".as_ptr()).build();
-        for entry in [write, of_another, open.clone(), open.flags(Flags::FIXED_FILE)] {
+        for entry in [write, cut, open] {
             // SAFETY: nobody else adds entries, and what they point to lives until they have ended.
             unsafe { ring.uring.submission_shared().push(&entry).unwrap() };
             ring.wait().unwrap();
@@ -264,11 +263,26 @@ mod tests {
             let results: Vec<i32> = unsafe { ring.uring.completion_shared() }.map(|ended| ended.result()).collect();
             assert_eq!(results, [-libc::EACCES]);
         }
-        let changed = ring.uring.submitter().register_files_update(0, &[other.as_raw_fd()]);
-        assert_eq!(changed.unwrap_err().raw_os_error(), Some(libc::EACCES));
+        let registered = ring.uring.submitter().register_files(&[file.as_raw_fd()]);
+        assert_eq!(registered.unwrap_err().raw_os_error(), Some(libc::EACCES));
         let mut now = vec![0; 4096];
         file.read_exact_at(&mut now, 0).unwrap();
-        assert!(into == [9; 64] && now == content);
+        assert!(now == content);
+    }
+
+    /// A lock is let go with the last descriptor.
+    #[test]
+    fn ring_keeps_no_file_after_its_end() {
+        let (named, arena) = (tempfile::NamedTempFile::new().unwrap(), Arena::private(4096).unwrap());
+        named.as_file().set_len(4096).unwrap();
+        for round in 0..100 {
+            let file = named.reopen().unwrap();
+            let locked = file.try_lock();
+            assert!(locked.is_ok(), "round {round}: {locked:?}");
+            let Some(ring) = ring(&file, 2) else { return };
+            ring.begin(&arena, 0, 4096, 0, ()).unwrap();
+            assert_eq!(ended(&ring, 1), [((), true)]);
+        }
     }
 
     #[test]

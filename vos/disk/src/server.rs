@@ -33,7 +33,7 @@ const KIND: Kind = Kind {
         libc::SYS_fdatasync,
         libc::SYS_fallocate,
         libc::SYS_fstatfs,
-        // Of the one ring that was made before, and can but read the image (`ipc::ReadRing`).
+        // Of the one ring that was made before, and can but read (`ipc::ReadRing`).
         libc::SYS_io_uring_enter,
     ],
 };
