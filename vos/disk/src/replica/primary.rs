@@ -564,7 +564,7 @@ impl Mirror {
         }
         self.reading.insert(piece, Reading { range, is_stale: false });
         let (volume, read, handle) = (Arc::clone(&self.volume), Arc::clone(&self.read), self.handle.clone());
-        let is_short = bytes <= u64::from(INLINE_READ_BYTES_MAX) && self.volume.has(offset, bytes);
+        let is_short = bytes <= u64::from(INLINE_READ_BYTES_MAX);
         let room = request.room(at, bytes as u32).ok().filter(|_| is_short);
         let done = self.reader.read(room, offset, move |is_read| {
             let result = if is_read { Ok(()) } else { volume.read_at(offset, bytes, &Arena(&request), at).map(drop) };
@@ -658,12 +658,6 @@ impl Mirror {
         self.done(piece, put);
     }
 
-    /// Whole blocks inside the disk.
-    fn is_range(&self, offset: u64, bytes: u64) -> bool {
-        let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= self.volume.bytes());
-        is_inside && offset.is_multiple_of(BLOCK) && bytes.is_multiple_of(BLOCK)
-    }
-
     fn spans_of(&self, request: &Request) -> Result<Vec<(u64, u64)>, Errno> {
         if request.out_bytes() as usize > SPANS_MAX * size_of::<Span>() {
             return Err(Errno::INVAL);
@@ -672,7 +666,7 @@ impl Mirror {
         let spans = <[Span]>::ref_from_bytes(&data).map_err(|_| Errno::INVAL)?;
         let spans: Vec<(u64, u64)> = spans.iter().map(|span| (span.offset.get(), span.bytes.get())).collect();
         let total = spans.iter().try_fold(0_u64, |sum, span| sum.checked_add(span.1)).ok_or(Errno::RANGE)?;
-        if !spans.iter().all(|span| self.is_range(span.0, span.1)) {
+        if !spans.iter().all(|span| self.volume.has(span.0, span.1)) {
             return Err(Errno::INVAL);
         }
         if total > u64::from(request.in_capacity()) { Err(Errno::RANGE) } else { Ok(spans) }
@@ -725,7 +719,7 @@ impl Mirror {
             Ask::TellData(it) => (it.offset, it.bytes),
             Ask::Info(_) | Ask::Readv(_) | Ask::Flush(_) | Ask::Hold(_) | Ask::Freeze(_) | Ask::Wanted(_) => (0, 0),
         };
-        if !self.is_range(range.0, range.1) {
+        if !self.volume.has(range.0, range.1) {
             return request.fail(Errno::INVAL);
         }
         match asked {
