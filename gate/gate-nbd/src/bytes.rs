@@ -2,12 +2,16 @@
 //!
 //! A block that is written in part is read first; nobody writes meanwhile, or what he wrote would be undone.
 
-use parking_lot::RwLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{RwLock, RwLockReadGuard};
 use rustix::io::Errno;
 
-use crate::store::{BegunRead, BlockStore, STORE_BLOCK_BYTES};
+use crate::store::{BegunRead, BegunWrite, BlockStore, STORE_BLOCK_BYTES, WriteRoom};
 
 const ZEROS: [u8; STORE_BLOCK_BYTES as usize] = [0; STORE_BLOCK_BYTES as usize];
+/// Of the memory that all clients share.
+const PATIENT_BYTES_MAX: u64 = 16 << 20;
 /// Many blocks of zeros, in one write.
 static PIECE: [u8; 1 << 20] = [0; 1 << 20];
 
@@ -22,6 +26,52 @@ pub struct ByteStore {
     store: Box<dyn BlockStore>,
     /// Written by who changes a part of a block, read by who changes whole ones.
     parts: RwLock<()>,
+    /// Held by those who wait for their clients.
+    patient_bytes: AtomicU64,
+}
+
+/// Room for a write of whole blocks. Nobody changes a part of a block meanwhile: it waits for no client for long.
+pub struct WholeRoom<'a> {
+    room: Box<dyn WriteRoom<'a> + 'a>,
+    whole: RwLockReadGuard<'a, ()>,
+}
+
+impl<'a> WholeRoom<'a> {
+    pub fn room(&mut self) -> &mut (dyn WriteRoom<'a> + 'a) {
+        &mut *self.room
+    }
+
+    pub fn begin(self, offset: u64) -> Result<WholeWrite<'a>, Errno> {
+        Ok(WholeWrite { write: self.room.begin(offset)?, _whole: self.whole })
+    }
+}
+
+/// A write of whole blocks that is under way.
+pub struct WholeWrite<'a> {
+    write: Box<dyn BegunWrite + 'a>,
+    _whole: RwLockReadGuard<'a, ()>,
+}
+
+impl WholeWrite<'_> {
+    pub fn is_done(&self) -> bool {
+        self.write.is_done()
+    }
+
+    pub fn finish(self) -> Result<(), Errno> {
+        self.write.finish()
+    }
+}
+
+/// See [`ByteStore::patience`]; it is over when this is dropped.
+pub struct Patience<'a> {
+    shared: &'a AtomicU64,
+    bytes: u64,
+}
+
+impl Drop for Patience<'_> {
+    fn drop(&mut self) {
+        self.shared.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// A range, cut at the borders of blocks.
@@ -41,7 +91,7 @@ fn cut(offset: u64, bytes: u64) -> Cut {
 
 impl ByteStore {
     pub fn new(store: Box<dyn BlockStore>) -> ByteStore {
-        ByteStore { store, parts: RwLock::new(()) }
+        ByteStore { store, parts: RwLock::new(()), patient_bytes: AtomicU64::new(0) }
     }
 
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
@@ -65,6 +115,21 @@ impl ByteStore {
     /// Of whole blocks.
     pub fn begin_read(&self, offset: u64, bytes: u32) -> Result<Option<Box<dyn BegunRead>>, Errno> {
         self.store.begin_read(offset, bytes)
+    }
+
+    /// Of whole blocks. `None`: there is none at the moment, or somebody is to change a part of a block.
+    pub fn write_room(&self, bytes: u32) -> Result<Option<WholeRoom<'_>>, Errno> {
+        // Whoever has writes under way already would wait for who waits for those.
+        let Some(whole) = self.parts.try_read() else { return Ok(None) };
+        Ok(self.store.write_room(bytes)?.map(|room| WholeRoom { room, whole }))
+    }
+
+    /// A share of the room for requests, for who waits for a client and has so much of it; others are left the most of
+    /// it. `None`: give it back first.
+    pub fn patience(&self, bytes: u64) -> Option<Patience<'_>> {
+        let shared = &self.patient_bytes;
+        let add = |now: u64| now.checked_add(bytes).filter(|now| *now <= PATIENT_BYTES_MAX);
+        shared.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok().then_some(Patience { shared, bytes })
     }
 
     /// Inside one block.
@@ -182,10 +247,15 @@ impl ByteStore {
 
 #[cfg(test)]
 pub mod tests {
+    use std::io;
+    use std::os::fd::BorrowedFd;
+
     use parking_lot::Mutex;
     use proptest::prelude::*;
+    use rustix::net::{RecvFlags, SendFlags, recv, send};
 
     use super::*;
+    use crate::store::ReadData;
 
     /// In memory; blocks that were never written, or were discarded, are `None`.
     pub struct MemoryStore(pub Mutex<Vec<Option<Vec<u8>>>>);
@@ -206,8 +276,55 @@ pub mod tests {
             true
         }
 
-        fn finish(self: Box<Self>, into: &mut [u8]) -> Result<(), Errno> {
-            self.0.map(|data| into.copy_from_slice(&data))
+        fn finish(self: Box<Self>) -> Result<Box<dyn ReadData>, Errno> {
+            Ok(Box::new(MemoryData(self.0?)))
+        }
+    }
+
+    struct MemoryData(Vec<u8>);
+
+    impl ReadData for MemoryData {
+        fn copy_to(&self, into: &mut [u8]) -> Result<(), Errno> {
+            into.copy_from_slice(&self.0[..into.len()]);
+            Ok(())
+        }
+
+        fn send_now(&self, socket: BorrowedFd<'_>, from: usize) -> io::Result<usize> {
+            Ok(send(socket, &self.0[from..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
+        }
+    }
+
+    struct MemoryRoom<'a>(&'a MemoryStore, Vec<u8>);
+
+    impl<'a> WriteRoom<'a> for MemoryRoom<'a> {
+        fn put(&mut self, at: usize, data: &[u8]) -> Result<(), Errno> {
+            self.1[at..at + data.len()].copy_from_slice(data);
+            Ok(())
+        }
+
+        fn receive_now(&mut self, socket: BorrowedFd<'_>, at: usize) -> io::Result<usize> {
+            Ok(recv(socket, &mut self.1[at..], RecvFlags::DONTWAIT)?.0)
+        }
+
+        fn copy_to(&self, into: &mut [u8]) -> Result<(), Errno> {
+            into.copy_from_slice(&self.1[..into.len()]);
+            Ok(())
+        }
+
+        fn begin(self: Box<Self>, offset: u64) -> Result<Box<dyn BegunWrite + 'a>, Errno> {
+            Ok(Box::new(MemoryWrite(self.0.write(offset, &self.1))))
+        }
+    }
+
+    struct MemoryWrite(Result<(), Errno>);
+
+    impl BegunWrite for MemoryWrite {
+        fn is_done(&self) -> bool {
+            true
+        }
+
+        fn finish(self: Box<Self>) -> Result<(), Errno> {
+            self.0
         }
     }
 
@@ -228,6 +345,10 @@ pub mod tests {
             let mut data = vec![0; bytes as usize];
             let read = self.read(offset, &mut data);
             Ok(Some(Box::new(MemoryRead(read.map(|()| data)))))
+        }
+
+        fn write_room(&self, bytes: u32) -> Result<Option<Box<dyn WriteRoom<'_> + '_>>, Errno> {
+            Ok(Some(Box::new(MemoryRoom(self, vec![0; bytes as usize]))))
         }
 
         fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {

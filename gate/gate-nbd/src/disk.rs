@@ -4,14 +4,19 @@
 //! wait meanwhile. Nobody told this gate in which epoch the disk stands: a client of one that has moved finds the one
 //! that is there.
 
+use std::io;
+use std::os::fd::BorrowedFd;
+
 use abi::Endpoint;
 use abi::limits::TRANSFER_BYTES_MAX;
+use ipc::Arena;
 use libvos::{
-    Access, BlockingSession, DiskClient, Durability, Epochs, Identity, Need, PortConnect, ReadBegun, SharedPort, Size,
+    Access, BlockingSession, DiskClient, Durability, Epochs, Fetched, Identity, Need, PortConnect, ReadBegun,
+    ReservedWrite, SharedPort, Size, WriteBegun,
 };
 use rustix::io::Errno;
 
-use crate::store::{BegunRead, BlockStore};
+use crate::store::{BegunRead, BegunWrite, BlockStore, ReadData, WriteRoom};
 
 /// Transfers of 1 MiB of several clients at a time.
 const SIZE: Size = Size { entries: 256, arena_bytes: 48 << 20 };
@@ -50,8 +55,65 @@ impl BegunRead for DiskRead {
         self.0.is_done()
     }
 
-    fn finish(self: Box<Self>, into: &mut [u8]) -> Result<(), Errno> {
-        self.0.finish(into)
+    fn finish(self: Box<Self>) -> Result<Box<dyn ReadData>, Errno> {
+        Ok(Box::new(self.0.fetch()?))
+    }
+}
+
+impl ReadData for Fetched {
+    fn copy_to(&self, into: &mut [u8]) -> Result<(), Errno> {
+        Fetched::copy_to(self, into)
+    }
+
+    fn send_now(&self, socket: BorrowedFd<'_>, from: usize) -> io::Result<usize> {
+        let (arena, offset) = self.arena().ok_or(Errno::RANGE)?;
+        arena.send_now(socket, offset + from, self.len().saturating_sub(from))
+    }
+}
+
+struct DiskWriteRoom {
+    room: ReservedWrite,
+    bytes: usize,
+}
+
+impl DiskWriteRoom {
+    /// Its arena, and where `at` lies there.
+    fn place(&self, at: usize, bytes: usize) -> Result<(&Arena, usize), Errno> {
+        let is_inside = at.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        let (arena, offset) = self.room.arena().filter(|_| is_inside).ok_or(Errno::RANGE)?;
+        Ok((arena, offset + at))
+    }
+}
+
+impl<'a> WriteRoom<'a> for DiskWriteRoom {
+    fn put(&mut self, at: usize, data: &[u8]) -> Result<(), Errno> {
+        let (arena, offset) = self.place(at, data.len())?;
+        arena.copy_in(offset, data).map_err(|_| Errno::RANGE)
+    }
+
+    fn receive_now(&mut self, socket: BorrowedFd<'_>, at: usize) -> io::Result<usize> {
+        let bytes = self.bytes.saturating_sub(at);
+        let (arena, offset) = self.place(at, bytes)?;
+        arena.receive_now(socket, offset, bytes)
+    }
+
+    fn copy_to(&self, into: &mut [u8]) -> Result<(), Errno> {
+        let (arena, offset) = self.place(0, into.len())?;
+        arena.copy_out(offset, into).map_err(|_| Errno::RANGE)
+    }
+
+    fn begin(self: Box<Self>, offset: u64) -> Result<Box<dyn BegunWrite + 'a>, Errno> {
+        Ok(Box::new(self.room.begin(offset, Durability::Server)?))
+    }
+}
+
+impl BegunWrite for WriteBegun {
+    fn is_done(&self) -> bool {
+        WriteBegun::is_done(self)
+    }
+
+    fn finish(self: Box<Self>) -> Result<(), Errno> {
+        WriteBegun::finish(*self)
     }
 }
 
@@ -75,6 +137,11 @@ impl BlockStore for DiskStore {
     fn begin_read(&self, offset: u64, bytes: u32) -> Result<Option<Box<dyn BegunRead>>, Errno> {
         let begun = self.client.begin_read(offset, bytes)?;
         Ok(begun.map(|begun| Box::new(DiskRead(begun)) as Box<dyn BegunRead>))
+    }
+
+    fn write_room(&self, bytes: u32) -> Result<Option<Box<dyn WriteRoom<'_> + '_>>, Errno> {
+        let room = self.client.reserve_write(bytes)?;
+        Ok(room.map(|room| Box::new(DiskWriteRoom { room, bytes: bytes as usize }) as Box<dyn WriteRoom<'_>>))
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), Errno> {

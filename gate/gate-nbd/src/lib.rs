@@ -25,12 +25,14 @@ mod answer_bytes;
 mod bytes;
 mod copier;
 mod disk;
+mod line;
 mod negotiation;
 mod server;
 mod spawn;
 mod store;
 mod stream;
 mod tls;
+mod transfers;
 mod volume;
 
 /// Numbers of the protocol, requests from bytes, replies to bytes.
@@ -40,6 +42,6 @@ pub use bytes::{ByteStore, Holes};
 pub use copier::main_from_spawn as main_of_copier;
 pub use server::Exporter;
 pub use spawn::main_from_spawn;
-pub use store::{BegunRead, BlockStore, STORE_BLOCK_BYTES};
+pub use store::{BegunRead, BegunWrite, BlockStore, ReadData, STORE_BLOCK_BYTES, WriteRoom};
 pub use stream::NbdListener;
 pub use tls::{TlsError, TlsSettings};

@@ -1,57 +1,30 @@
-//! Connections. Each has a thread that reads requests; while one comes at a time it carries them out itself, and hands
-//! them to workers of the connection's own as soon as the client does not wait for one before it asks the next. So a
-//! client that reads no answers keeps nobody else waiting.
-//!
-//! Where the store begins reads and finishes them later, the connection's own thread has many under way: it asks as
-//! requests come, and answers as reads are done, several at a time. What is under way holds memory that all clients of
-//! the store share. So before this thread waits for its client, or for another thread that does, it takes all of it.
-//!
-//! Lock order: `Line::queue` and `Line::writer` are leaves, never held together.
+//! Who connects to exports, until they have one (`line`).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use crate::answer_bytes::AnswerBytes;
-use crate::bytes::{ByteStore, Holes};
+use crate::bytes::ByteStore;
+use crate::line::{Agreed, Form, Line};
 use crate::negotiation::{Export, Negotiation, NextStep, OPTION_BYTES_MAX, Security};
-use crate::store::{BegunRead, BlockStore, STORE_BLOCK_BYTES};
-use crate::stream::{ClientInput, Input, NbdListener, NbdStream, Output};
+use crate::store::BlockStore;
+use crate::stream::{ClientInput, Input, NbdListener, NbdStream, Output, read_array, strange};
 use crate::tls::{self, TlsSettings};
-use crate::wire::{
-    self, ALLOCATION_ID, Command, FIXED_NEWSTYLE, GREETING, NO_ZEROES, OPTION_MAGIC, REQUEST_BYTES, Reader, STATE_HOLE,
-    STATE_ZERO, TRANSFER_BYTES_MAX, TransmissionRequest, chunk, flag,
-};
+use crate::wire::{FIXED_NEWSTYLE, GREETING, NO_ZEROES, OPTION_MAGIC, Reader};
 
 const CONNECTIONS_MAX: usize = 64;
 /// A client that has no export within this time goes; it may not know what it speaks with.
 const NEGOTIATION_LIMIT: Duration = Duration::from_secs(10);
 const OPTIONS_MAX: usize = 256;
-/// Of one connection.
-const WORKERS_MAX: usize = 8;
-const QUEUED_MAX: usize = 128;
-const QUEUED_BYTES_MAX: usize = 64 << 20;
-/// A shorter read is not worth the question where there are holes.
-const HOLES_FROM: u32 = 64 << 10;
-/// Reads of one connection that are under way, and their bytes.
-const BEGUN_MAX: usize = 64;
-const BEGUN_BYTES_MAX: u64 = 4 << 20;
-/// Of a connection, of writes that are over: their memory is used again.
-const SPARE_MAX: usize = WORKERS_MAX + 1;
-const SPARE_BYTES_MAX: usize = 1 << 20;
-/// A thread that has nothing to do for so long gives memory back.
-const IDLE: Duration = Duration::from_secs(1);
-const PIECES_MAX: usize = 512;
 /// For what is under way when the server ends, and clients that read no answers.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -165,23 +138,10 @@ impl Exporter {
 
     fn converse(&self, stream: NbdStream) -> io::Result<()> {
         stream.limit(Some(NEGOTIATION_LIMIT))?;
-        let Some(Agreed { export, store, form, mut input, output }) = self.negotiate(stream)? else { return Ok(()) };
-        output.with_socket(|socket| socket.limit(None))?;
-        let line = Line {
-            export,
-            store,
-            agreed: form,
-            writer: Mutex::new(output),
-            queue: Mutex::default(),
-            more: Condvar::new(),
-            room: Condvar::new(),
-        };
-        std::thread::scope(|scope| {
-            let done = line.read_requests(scope, &mut input);
-            line.queue.lock().is_over = true;
-            line.more.notify_all();
-            done
-        })
+        match self.negotiate(stream)? {
+            Some(agreed) => Line::serve(agreed),
+            None => Ok(()),
+        }
     }
 
     /// `None`: the client wants no export.
@@ -244,474 +204,6 @@ impl Exporter {
     }
 }
 
-fn strange(what: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what)
-}
-
-fn write(writer: &mut Output, bytes: &[u8]) {
-    if writer.write_all(bytes).is_err() {
-        // Whoever reads learns it.
-        writer.with_socket(|socket| socket.shutdown(Shutdown::Both));
-    }
-}
-
-fn read_array<const N: usize>(input: &mut impl Read) -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    input.read_exact(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// Who has an export.
-struct Agreed<'a> {
-    export: &'a Export,
-    store: &'a ByteStore,
-    form: Form,
-    input: ClientInput,
-    output: Output,
-}
-
-/// Of answers.
-#[derive(Clone, Copy, Debug)]
-struct Form {
-    is_structured: bool,
-    tells_allocation: bool,
-}
-
-/// A client that has an export.
-struct Line<'a> {
-    export: &'a Export,
-    store: &'a ByteStore,
-    agreed: Form,
-    writer: Mutex<Output>,
-    queue: Mutex<Queue>,
-    more: Condvar,
-    room: Condvar,
-}
-
-#[derive(Default)]
-struct Queue {
-    waiting: VecDeque<Job>,
-    /// Memory of earlier writes.
-    spare: Vec<Vec<u8>>,
-    /// Of those that wait or are carried out.
-    bytes: usize,
-    busy: usize,
-    workers: usize,
-    is_over: bool,
-}
-
-struct Job {
-    request: TransmissionRequest,
-    /// Of a write.
-    data: Vec<u8>,
-}
-
-impl Job {
-    fn bytes(&self) -> usize {
-        match self.request.command {
-            Command::Read | Command::Write => self.request.bytes as usize,
-            _ => 0,
-        }
-    }
-}
-
-impl Queue {
-    fn has_room(&self, job: &Job) -> bool {
-        self.waiting.len() < QUEUED_MAX && (self.bytes == 0 || self.bytes + job.bytes() <= QUEUED_BYTES_MAX)
-    }
-
-    fn keep(&mut self, data: Vec<u8>) {
-        if (1..=SPARE_BYTES_MAX).contains(&data.capacity()) && self.spare.len() < SPARE_MAX {
-            self.spare.push(data);
-        }
-    }
-}
-
-/// Reads that were begun and are not answered, in their order.
-#[derive(Default)]
-struct Begun {
-    reads: VecDeque<(TransmissionRequest, Box<dyn BegunRead>)>,
-    bytes: u64,
-}
-
-impl Begun {
-    fn is_empty(&self) -> bool {
-        self.reads.is_empty()
-    }
-
-    fn has_room(&self, bytes: u32) -> bool {
-        self.is_empty() || self.reads.len() < BEGUN_MAX && self.bytes + u64::from(bytes) <= BEGUN_BYTES_MAX
-    }
-
-    fn is_oldest_done(&self) -> bool {
-        self.reads.front().is_some_and(|(_, read)| read.is_done())
-    }
-
-    fn push(&mut self, request: TransmissionRequest, read: Box<dyn BegunRead>) {
-        self.bytes += u64::from(request.bytes);
-        self.reads.push_back((request, read));
-    }
-
-    fn pop(&mut self) -> Option<(TransmissionRequest, Box<dyn BegunRead>)> {
-        let oldest = self.reads.pop_front()?;
-        self.bytes -= u64::from(oldest.0.bytes);
-        Some(oldest)
-    }
-}
-
-/// Where the bytes of a read come from.
-type Reading<'a> = &'a mut dyn FnMut(u64, &mut [u8]) -> Result<(), Errno>;
-
-impl<'a> Line<'a> {
-    /// Until the client ends the connection, or breaks the protocol; what it asked before is answered.
-    fn read_requests<'scope>(
-        &'scope self,
-        scope: &'scope Scope<'scope, '_>,
-        input: &mut ClientInput,
-    ) -> io::Result<()> {
-        let mut begun = Begun::default();
-        let mut out = AnswerBytes::default();
-        let done = self.hear(scope, input, &mut begun, &mut out);
-        self.finish_all(&mut begun, &mut out);
-        self.say(&mut out);
-        done
-    }
-
-    fn hear<'scope>(
-        &'scope self,
-        scope: &'scope Scope<'scope, '_>,
-        input: &mut ClientInput,
-        begun: &mut Begun,
-        out: &mut AnswerBytes,
-    ) -> io::Result<()> {
-        loop {
-            while !begun.is_empty() && !input.has(REQUEST_BYTES) {
-                self.answer_some(begun, out);
-            }
-            if out.is_large() && input.is_quiet_for(IDLE) {
-                out.give_back();
-            }
-            let head: [u8; REQUEST_BYTES] = match read_array(input) {
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
-                head => head?,
-            };
-            let request = TransmissionRequest::parse(&head).ok_or_else(|| strange("no request where one is due"))?;
-            if self.may_begin(&request) && self.begin(&request, begun, out) {
-                continue;
-            }
-            // However much else it asks.
-            if begun.is_oldest_done() {
-                self.answer_some(begun, out);
-            }
-            let mut data = Vec::new();
-            match request.command {
-                Command::Disconnect => return Ok(()),
-                Command::Write if request.bytes > TRANSFER_BYTES_MAX => {
-                    return Err(strange("a write that is too long"));
-                }
-                Command::Write => {
-                    data = self.queue.lock().spare.pop().unwrap_or_default();
-                    data.resize(request.bytes as usize, 0);
-                    if !begun.is_empty() && !input.has(data.len()) {
-                        self.answer_all(begun, out);
-                    }
-                    input.read_exact(&mut data)?;
-                }
-                _ => {}
-            }
-            let job = Job { request, data };
-            if begun.is_empty() && input.ahead().is_empty() && self.is_idle() {
-                self.carry_out(&job, out);
-                self.queue.lock().keep(job.data);
-            } else {
-                self.queue(scope, job, begun, out);
-            }
-        }
-    }
-
-    /// Whether it is a read that the store begins and finishes later.
-    fn may_begin(&self, request: &TransmissionRequest) -> bool {
-        let is_whole = || {
-            u64::from(request.bytes).is_multiple_of(STORE_BLOCK_BYTES)
-                && request.offset.is_multiple_of(STORE_BLOCK_BYTES)
-        };
-        request.command == Command::Read
-            && (1..=self.store.begun_bytes_max()).contains(&request.bytes)
-            && is_whole()
-            && self.check(request).is_ok()
-    }
-
-    /// `false`: it is to be carried out as others are.
-    fn begin(&self, request: &TransmissionRequest, begun: &mut Begun, out: &mut AnswerBytes) -> bool {
-        while !begun.has_room(request.bytes) {
-            self.answer_some(begun, out);
-        }
-        loop {
-            match self.store.begin_read(request.offset, request.bytes) {
-                Ok(Some(read)) => {
-                    begun.push(*request, read);
-                    return true;
-                }
-                // Others have the room.
-                Ok(None) if !begun.is_empty() => self.answer_some(begun, out),
-                Ok(None) | Err(_) => return false,
-            }
-        }
-    }
-
-    /// The oldest read that is under way, and what was done meanwhile.
-    fn answer_some(&self, begun: &mut Begun, out: &mut AnswerBytes) {
-        self.finish_oldest(begun, out);
-        while begun.is_oldest_done() {
-            self.finish_oldest(begun, out);
-        }
-        let mut writer = match self.writer.try_lock() {
-            Some(writer) => writer,
-            None => {
-                self.finish_all(begun, out);
-                self.writer.lock()
-            }
-        };
-        let said = writer.write_now(out.bytes());
-        if said < out.len() {
-            self.finish_all(begun, out);
-            write(&mut writer, out.bytes().get(said..).unwrap_or_default());
-        }
-        out.clear();
-    }
-
-    /// Whoever waits for others has nothing under way that they could wait for.
-    fn answer_all(&self, begun: &mut Begun, out: &mut AnswerBytes) {
-        if !begun.is_empty() {
-            self.finish_all(begun, out);
-            self.say(out);
-        }
-    }
-
-    fn finish_all(&self, begun: &mut Begun, out: &mut AnswerBytes) {
-        while !begun.is_empty() {
-            self.finish_oldest(begun, out);
-        }
-    }
-
-    fn finish_oldest(&self, begun: &mut Begun, out: &mut AnswerBytes) {
-        let Some((request, read)) = begun.pop() else { return };
-        let mut read = Some(read);
-        // It is asked for once.
-        self.answer(&Job { request, data: Vec::new() }, out, &mut |_, into| {
-            read.take().ok_or(Errno::INVAL)?.finish(into)
-        });
-    }
-
-    fn is_idle(&self) -> bool {
-        let queue = self.queue.lock();
-        queue.busy == 0 && queue.waiting.is_empty()
-    }
-
-    fn queue<'scope>(
-        &'scope self,
-        scope: &'scope Scope<'scope, '_>,
-        job: Job,
-        begun: &mut Begun,
-        out: &mut AnswerBytes,
-    ) {
-        let mut queue = self.queue.lock();
-        if !queue.has_room(&job) && !begun.is_empty() {
-            drop(queue);
-            self.answer_all(begun, out);
-            queue = self.queue.lock();
-        }
-        while !queue.has_room(&job) {
-            self.room.wait(&mut queue);
-        }
-        queue.bytes += job.bytes();
-        queue.waiting.push_back(job);
-        if queue.waiting.len() + queue.busy > queue.workers && queue.workers < WORKERS_MAX {
-            let spawned = std::thread::Builder::new().name("nbd-io".to_owned()).spawn_scoped(scope, || self.work());
-            queue.workers += usize::from(spawned.is_ok());
-        }
-        if queue.workers > 0 {
-            self.more.notify_one();
-            return;
-        }
-        // There is no thread to be had: this one does it.
-        let job = queue.waiting.pop_front();
-        drop(queue);
-        self.answer_all(begun, out);
-        if let Some(job) = job {
-            self.carry_out(&job, &mut AnswerBytes::default());
-            self.queue.lock().bytes -= job.bytes();
-        }
-    }
-
-    fn work(&self) {
-        let mut out = AnswerBytes::default();
-        let mut queue = self.queue.lock();
-        loop {
-            let Some(job) = queue.waiting.pop_front() else {
-                if queue.is_over {
-                    return;
-                }
-                if !out.is_large() && queue.spare.is_empty() {
-                    self.more.wait(&mut queue);
-                } else if self.more.wait_for(&mut queue, IDLE).timed_out() {
-                    queue.spare = Vec::new();
-                    out.give_back();
-                }
-                continue;
-            };
-            queue.busy += 1;
-            drop(queue);
-            self.carry_out(&job, &mut out);
-            queue = self.queue.lock();
-            queue.busy -= 1;
-            queue.bytes -= job.bytes();
-            queue.keep(job.data);
-            self.room.notify_one();
-        }
-    }
-
-    fn carry_out(&self, job: &Job, out: &mut AnswerBytes) {
-        self.answer(job, out, &mut |offset, into| self.store.read(offset, into));
-        self.say(out);
-    }
-
-    fn say(&self, out: &mut AnswerBytes) {
-        write(&mut self.writer.lock(), out.bytes());
-        out.clear();
-    }
-
-    /// Behind what is there.
-    fn answer(&self, job: &Job, answer: &mut AnswerBytes, read: Reading<'_>) {
-        let request = job.request;
-        let is_in_chunks = match request.command {
-            Command::Read => self.agreed.is_structured,
-            Command::BlockStatus => self.agreed.tells_allocation,
-            _ => false,
-        };
-        let before = answer.len();
-        let done = self.check(&request).and_then(|()| match request.command {
-            Command::Read if is_in_chunks => self.read_chunks(&request, answer, read),
-            Command::Read => {
-                answer.put(&wire::simple_reply(request.cookie, 0));
-                read(request.offset, answer.room(request.bytes as usize))
-            }
-            Command::BlockStatus => self.block_status(&request, answer),
-            _ => self.change(job).map(|()| answer.put(&wire::simple_reply(request.cookie, 0))),
-        });
-        if let Err(errno) = done {
-            let number = wire::error_number(errno);
-            // Chunks that were made are good; of a simple reply nothing is.
-            if is_in_chunks {
-                answer.put(&wire::chunk_head(request.cookie, (chunk::DONE, chunk::ERROR), 6));
-                answer.put(&number.to_be_bytes());
-                answer.put(&0_u16.to_be_bytes());
-            } else {
-                answer.cut(before);
-                answer.put(&wire::simple_reply(request.cookie, number));
-            }
-        }
-    }
-
-    fn check(&self, request: &TransmissionRequest) -> Result<(), Errno> {
-        let allowed = match request.command {
-            Command::Read if self.agreed.is_structured => flag::DF,
-            Command::Write | Command::Trim => flag::FUA,
-            Command::WriteZeroes => flag::FUA | flag::NO_HOLE,
-            Command::BlockStatus if self.agreed.tells_allocation => flag::REQ_ONE,
-            Command::Read | Command::Flush => 0,
-            Command::Disconnect | Command::BlockStatus | Command::Other(_) => return Err(Errno::INVAL),
-        };
-        // FUA is allowed with everything, and means nothing where nothing is written.
-        if request.flags & !(allowed | flag::FUA) != 0 {
-            return Err(Errno::INVAL);
-        }
-        let export = &self.export;
-        let is_change = matches!(request.command, Command::Write | Command::Trim | Command::WriteZeroes);
-        if is_change && export.is_read_only {
-            return Err(Errno::PERM);
-        }
-        let is_inside = request.offset.checked_add(request.bytes.into()).is_some_and(|end| end <= export.bytes);
-        match request.command {
-            Command::Flush => Ok(()),
-            Command::Read if request.bytes > TRANSFER_BYTES_MAX => Err(Errno::OVERFLOW),
-            Command::BlockStatus if request.bytes == 0 => Err(Errno::INVAL),
-            _ if is_inside => Ok(()),
-            Command::Write | Command::WriteZeroes => Err(Errno::NOSPC),
-            _ => Err(Errno::INVAL),
-        }
-    }
-
-    fn read_chunks(
-        &self,
-        request: &TransmissionRequest,
-        answer: &mut AnswerBytes,
-        read: Reading<'_>,
-    ) -> Result<(), Errno> {
-        if request.bytes == 0 {
-            answer.put(&wire::chunk_head(request.cookie, (chunk::DONE, chunk::NONE), 0));
-            return Ok(());
-        }
-        let whole = || vec![(u64::from(request.bytes), true)];
-        let is_begun = self.store.begun_bytes_max() > 0;
-        let may_be_cut = request.flags & flag::DF == 0 && request.bytes >= HOLES_FROM && !is_begun;
-        let pieces = match may_be_cut {
-            true => self.store.pieces(request.offset, request.bytes.into(), PIECES_MAX),
-            false => whole(),
-        };
-        // More than that is read as if it had none.
-        let is_all = pieces.iter().map(|piece| piece.0).sum::<u64>() == u64::from(request.bytes);
-        let pieces = if is_all { pieces } else { whole() };
-        let (mut at, end) = (request.offset, request.offset + u64::from(request.bytes));
-        for (bytes, is_data) in pieces {
-            let done = if at + bytes == end { chunk::DONE } else { 0 };
-            let before = answer.len();
-            if is_data {
-                answer.put(&wire::chunk_head(request.cookie, (done, chunk::OFFSET_DATA), 8 + bytes as u32));
-                answer.put(&at.to_be_bytes());
-                let done = read(at, answer.room(bytes as usize));
-                done.inspect_err(|_| answer.cut(before))?;
-            } else {
-                answer.put(&wire::chunk_head(request.cookie, (done, chunk::OFFSET_HOLE), 12));
-                answer.put(&at.to_be_bytes());
-                answer.put(&(bytes as u32).to_be_bytes());
-            }
-            at += bytes;
-        }
-        Ok(())
-    }
-
-    fn block_status(&self, request: &TransmissionRequest, answer: &mut AnswerBytes) -> Result<(), Errno> {
-        let most = if request.flags & flag::REQ_ONE == 0 { PIECES_MAX } else { 1 };
-        let pieces = self.store.pieces(request.offset, request.bytes.into(), most);
-        answer.put(&wire::chunk_head(request.cookie, (chunk::DONE, chunk::BLOCK_STATUS), 4 + 8 * pieces.len() as u32));
-        answer.put(&ALLOCATION_ID.to_be_bytes());
-        for (bytes, is_data) in pieces {
-            let state = if is_data { 0 } else { STATE_HOLE | STATE_ZERO };
-            answer.put(&(bytes as u32).to_be_bytes());
-            answer.put(&state.to_be_bytes());
-        }
-        Ok(())
-    }
-
-    fn change(&self, job: &Job) -> Result<(), Errno> {
-        let (request, store) = (&job.request, &self.store);
-        let (offset, bytes) = (request.offset, u64::from(request.bytes));
-        match request.command {
-            Command::Flush => return store.flush(),
-            Command::Write if request.flags & flag::FUA != 0 => return store.write_through(offset, &job.data),
-            Command::Write => store.write(offset, &job.data)?,
-            Command::Trim => store.trim(offset, bytes)?,
-            Command::WriteZeroes => {
-                let holes = if request.flags & flag::NO_HOLE == 0 { Holes::Allowed } else { Holes::Refused };
-                store.zero(offset, bytes, holes)?;
-            }
-            _ => return Err(Errno::INVAL),
-        }
-        if request.flags & flag::FUA == 0 { Ok(()) } else { store.flush() }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::fd::{AsFd, OwnedFd};
@@ -720,7 +212,9 @@ mod tests {
 
     use super::*;
     use crate::bytes::tests::MemoryStore;
-    use crate::wire::{REQUEST_MAGIC, SIMPLE_REPLY_MAGIC, option};
+    use crate::store::{BegunRead, BegunWrite, ReadData, WriteRoom};
+    use crate::transfers::PATIENCE;
+    use crate::wire::{REQUEST_BYTES, REQUEST_MAGIC, SIMPLE_REPLY_MAGIC, TRANSFER_BYTES_MAX, flag, option};
 
     const SIZE: u64 = 8 << 20;
 
@@ -827,8 +321,61 @@ mod tests {
             self.read.is_done()
         }
 
-        fn finish(self: Box<Self>, into: &mut [u8]) -> Result<(), Errno> {
-            self.read.finish(into)
+        fn finish(self: Box<Self>) -> Result<Box<dyn ReadData>, Errno> {
+            Ok(Box::new(NarrowData { data: self.read.finish()?, _place: self._place }))
+        }
+    }
+
+    struct NarrowData {
+        data: Box<dyn ReadData>,
+        _place: Place,
+    }
+
+    impl ReadData for NarrowData {
+        fn copy_to(&self, into: &mut [u8]) -> Result<(), Errno> {
+            self.data.copy_to(into)
+        }
+
+        fn send_now(&self, socket: BorrowedFd<'_>, from: usize) -> io::Result<usize> {
+            self.data.send_now(socket, from)
+        }
+    }
+
+    struct NarrowRoom<'a> {
+        room: Box<dyn WriteRoom<'a> + 'a>,
+        place: Place,
+    }
+
+    impl<'a> WriteRoom<'a> for NarrowRoom<'a> {
+        fn put(&mut self, at: usize, data: &[u8]) -> Result<(), Errno> {
+            self.room.put(at, data)
+        }
+
+        fn receive_now(&mut self, socket: BorrowedFd<'_>, at: usize) -> io::Result<usize> {
+            self.room.receive_now(socket, at)
+        }
+
+        fn copy_to(&self, into: &mut [u8]) -> Result<(), Errno> {
+            self.room.copy_to(into)
+        }
+
+        fn begin(self: Box<Self>, offset: u64) -> Result<Box<dyn BegunWrite + 'a>, Errno> {
+            Ok(Box::new(NarrowWrite { write: self.room.begin(offset)?, _place: self.place }))
+        }
+    }
+
+    struct NarrowWrite<'a> {
+        write: Box<dyn BegunWrite + 'a>,
+        _place: Place,
+    }
+
+    impl BegunWrite for NarrowWrite<'_> {
+        fn is_done(&self) -> bool {
+            self.write.is_done()
+        }
+
+        fn finish(self: Box<Self>) -> Result<(), Errno> {
+            self.write.finish()
         }
     }
 
@@ -846,6 +393,12 @@ mod tests {
             self.free.1.wait_while(&mut free, |free| *free == 0);
             *free -= 1;
             Place(Arc::clone(&self.free))
+        }
+
+        fn free_place(&self) -> Option<Place> {
+            let mut free = self.free.0.lock();
+            *free = free.checked_sub(1)?;
+            Some(Place(Arc::clone(&self.free)))
         }
     }
 
@@ -868,13 +421,15 @@ mod tests {
         }
 
         fn begin_read(&self, offset: u64, bytes: u32) -> Result<Option<Box<dyn BegunRead>>, Errno> {
-            let mut free = self.free.0.lock();
-            let Some(left) = free.checked_sub(1) else { return Ok(None) };
-            *free = left;
-            drop(free);
-            let _place = Place(Arc::clone(&self.free));
+            let Some(_place) = self.free_place() else { return Ok(None) };
             let begun = self.blocks.begin_read(offset, bytes)?;
             Ok(begun.map(|read| Box::new(NarrowRead { read, _place }) as Box<dyn BegunRead>))
+        }
+
+        fn write_room(&self, bytes: u32) -> Result<Option<Box<dyn WriteRoom<'_> + '_>>, Errno> {
+            let Some(place) = self.free_place() else { return Ok(None) };
+            let room = self.blocks.write_room(bytes)?;
+            Ok(room.map(|room| Box::new(NarrowRoom { room, place }) as Box<dyn WriteRoom<'_> + '_>))
         }
 
         fn write(&self, offset: u64, data: &[u8]) -> Result<(), Errno> {
@@ -1049,6 +604,79 @@ mod tests {
             client.0.write_all(&[8; 4096]).unwrap();
             assert_eq!(client.answer().unwrap(), (0, 99));
         }
+    }
+
+    #[test]
+    fn long_transfers_are_whole_however_slowly_a_client_says_and_takes_them() {
+        const BYTES: u32 = 1 << 20;
+        let served = serve();
+        let pattern = |cookie: u64, round: u8| -> Vec<u8> {
+            (0..BYTES as usize).map(|at| (at / 4096) as u8 ^ at as u8 ^ cookie as u8 ^ round).collect()
+        };
+        // What the client takes, or says, at a time, before it pauses: longer than it is waited for.
+        let paces = [(usize::MAX, Duration::ZERO), (300_000, PATIENCE * 2), (2_500_000, PATIENCE / 2)];
+        for (round, (pace, pause)) in (0..).zip(paces) {
+            let mut client = served.client();
+            let mut says = Client(client.0.try_clone().unwrap());
+            let writes = (0..8).flat_map(|cookie| {
+                let at = cookie * u64::from(BYTES);
+                // A short one in between goes another way.
+                let part = [head((1, 0), 100 + cookie, at + 10, 3), vec![9; 3]].concat();
+                [part, head((1, 0), cookie, at, BYTES), pattern(cookie, round)].concat()
+            });
+            let reads = (0..8).flat_map(|cookie| head((0, 0), 50 + cookie, cookie * u64::from(BYTES), BYTES));
+            let (writes, reads): (Vec<u8>, Vec<u8>) = (writes.collect(), reads.collect());
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for part in writes.chunks(pace.min(writes.len())) {
+                        says.0.write_all(part).unwrap();
+                        std::thread::sleep(pause);
+                    }
+                });
+                let mut answered: Vec<u64> = (0..16)
+                    .map(|_| {
+                        let (error, cookie) = client.answer().unwrap();
+                        assert_eq!(error, 0);
+                        cookie
+                    })
+                    .collect();
+                answered.sort_unstable();
+                assert!(answered.into_iter().eq((0..8).chain(100..108)));
+            });
+            // Nobody said which of two writes of a range is the later one; now it is known.
+            for cookie in 0..8 {
+                assert_eq!(client.write(cookie * u64::from(BYTES), &pattern(cookie, round)), 0);
+            }
+            client.0.write_all(&reads).unwrap();
+            for _ in 0..8 {
+                let (error, cookie) = client.answer().unwrap();
+                assert_eq!(error, 0);
+                let mut seen = vec![0; BYTES as usize];
+                for part in seen.chunks_mut(pace.min(BYTES as usize)) {
+                    client.0.read_exact(part).unwrap();
+                    std::thread::sleep(pause / 8);
+                }
+                std::thread::sleep(pause);
+                assert!(seen == pattern(cookie - 50, round), "{cookie} at pace {pace}");
+            }
+        }
+    }
+
+    #[test]
+    fn who_changes_parts_of_blocks_waits_for_no_client() {
+        let served = serve();
+        let mut slow = served.client();
+        slow.0.write_all(&head((1, 0), 1, 0, 1 << 20)).unwrap();
+        slow.0.write_all(&[1; 5000]).unwrap();
+        let mut other = served.client();
+        let began = Instant::now();
+        for _ in 0..20 {
+            assert_eq!(other.write(4 << 20 | 7, &[2; 50]), 0);
+        }
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        slow.0.write_all(&vec![1; (1 << 20) - 5000]).unwrap();
+        assert_eq!(slow.answer().unwrap(), (0, 1));
+        assert_eq!(other.read(0, 1 << 20).unwrap(), vec![1; 1 << 20]);
     }
 
     #[test]

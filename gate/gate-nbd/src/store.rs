@@ -1,5 +1,8 @@
 //! What is exported.
 
+use std::io;
+use std::os::fd::BorrowedFd;
+
 use rustix::io::Errno;
 
 /// Offsets and lengths are multiples of it.
@@ -10,8 +13,39 @@ pub trait BegunRead {
     /// Whether [`BegunRead::finish`] has nothing to wait for.
     fn is_done(&self) -> bool;
 
-    /// Waits for it. `into` has as many bytes as were asked for.
-    fn finish(self: Box<Self>, into: &mut [u8]) -> Result<(), Errno>;
+    /// Waits for it: as many bytes as were asked for.
+    fn finish(self: Box<Self>) -> Result<Box<dyn ReadData>, Errno>;
+}
+
+/// What was read, where the store has it; others have the room when this is dropped.
+pub trait ReadData {
+    /// All of it, or from its beginning as many bytes as `into` has.
+    fn copy_to(&self, into: &mut [u8]) -> Result<(), Errno>;
+
+    /// From the byte `from` on, as much as a socket takes. `WouldBlock`: nothing at the moment.
+    fn send_now(&self, socket: BorrowedFd<'_>, from: usize) -> io::Result<usize>;
+}
+
+/// Where the store wants the bytes of a write; others have the room when this is dropped.
+pub trait WriteRoom<'a> {
+    fn put(&mut self, at: usize, data: &[u8]) -> Result<(), Errno>;
+
+    /// From the byte `at` on, what has come over a socket. `WouldBlock`: nothing; 0: its end.
+    fn receive_now(&mut self, socket: BorrowedFd<'_>, at: usize) -> io::Result<usize>;
+
+    /// From its beginning, what was put or received.
+    fn copy_to(&self, into: &mut [u8]) -> Result<(), Errno>;
+
+    /// All bytes are there: they are written, beside what else is under way.
+    fn begin(self: Box<Self>, offset: u64) -> Result<Box<dyn BegunWrite + 'a>, Errno>;
+}
+
+/// A write that is under way.
+pub trait BegunWrite {
+    /// Whether [`BegunWrite::finish`] has nothing to wait for.
+    fn is_done(&self) -> bool;
+
+    fn finish(self: Box<Self>) -> Result<(), Errno>;
 }
 
 /// Whole blocks inside `bytes`; calls come from several threads at once. Errors are Linux's.
@@ -23,8 +57,8 @@ pub trait BlockStore: Send + Sync {
 
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno>;
 
-    /// The longest read that [`BlockStore::begin_read`] takes; 0: none, and whoever reads long ones asks first where
-    /// there is data.
+    /// The most that [`BlockStore::begin_read`] and [`BlockStore::write_room`] take; 0: nothing, and whoever reads long
+    /// ranges asks first where there is data.
     fn begun_bytes_max(&self) -> u32 {
         0
     }
@@ -32,6 +66,12 @@ pub trait BlockStore: Send + Sync {
     /// Begins a read, which goes on beside others. `None`: there is no room for it at the moment.
     fn begin_read(&self, offset: u64, bytes: u32) -> Result<Option<Box<dyn BegunRead>>, Errno> {
         let _ = (offset, bytes);
+        Ok(None)
+    }
+
+    /// Room for a write of so many bytes, which goes on beside others. `None`: there is none at the moment.
+    fn write_room(&self, bytes: u32) -> Result<Option<Box<dyn WriteRoom<'_> + '_>>, Errno> {
+        let _ = bytes;
         Ok(None)
     }
 

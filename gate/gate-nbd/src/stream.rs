@@ -10,10 +10,21 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags};
 
+use crate::store::{ReadData, WriteRoom};
 use crate::tls::{TlsReader, TlsWriter};
 
 /// Read ahead of a client.
 const INPUT_BYTES: usize = 256 << 10;
+
+pub(crate) fn read_array<const N: usize>(input: &mut impl Read) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    input.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+pub(crate) fn strange(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
 
 /// Where clients connect.
 pub enum NbdListener {
@@ -179,6 +190,17 @@ impl Input {
     }
 }
 
+/// What becomes of it in this time; `None`: nothing. Everything when nobody can tell: then it is looked at.
+fn await_ready(socket: BorrowedFd<'_>, flags: PollFlags, limit: Duration) -> Option<PollFlags> {
+    let limit = Timespec::try_from(limit).unwrap_or_default();
+    let mut sockets = [PollFd::from_borrowed_fd(socket, flags)];
+    match poll(&mut sockets, Some(&limit)) {
+        Ok(0) => None,
+        Ok(_) => sockets.first().map(PollFd::revents),
+        Err(_) => Some(flags),
+    }
+}
+
 /// What a client says, read ahead.
 pub(crate) struct ClientInput {
     input: Input,
@@ -212,13 +234,42 @@ impl ClientInput {
         self.ahead().len() >= bytes
     }
 
+    /// Whether what the client says is its own bytes, as they come over the socket.
+    pub(crate) fn is_plain(&self) -> bool {
+        matches!(self.input, Input::Plain(_))
+    }
+
+    /// Into `room` from the byte `at` on, up to `end`, what can be had without waiting; 0: nothing at the moment. Of
+    /// plain input.
+    pub(crate) fn receive_now<'a>(
+        &mut self,
+        room: &mut (impl WriteRoom<'a> + ?Sized),
+        at: usize,
+        end: usize,
+    ) -> io::Result<usize> {
+        let ahead = self.ahead();
+        let ahead = ahead.get(..ahead.len().min(end - at)).unwrap_or_default();
+        if !ahead.is_empty() {
+            let bytes = ahead.len();
+            room.put(at, ahead)?;
+            self.at += bytes;
+            return Ok(bytes);
+        }
+        match room.receive_now(self.input.socket(), at) {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(0),
+            received => received,
+        }
+    }
+
+    /// Until something comes; `false`: nothing did for so long.
+    pub(crate) fn wait(&self, limit: Duration) -> bool {
+        await_ready(self.input.socket(), PollFlags::IN, limit).is_some()
+    }
+
     /// Waits so long at most; whether nothing came.
     pub(crate) fn is_quiet_for(&self, limit: Duration) -> bool {
-        let Ok(limit) = Timespec::try_from(limit) else { return false };
-        let socket = self.input.socket();
-        self.ahead().is_empty()
-            && !self.input.has_more()
-            && poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], Some(&limit)).is_ok_and(|count| count == 0)
+        self.ahead().is_empty() && !self.input.has_more() && !self.wait(limit)
     }
 }
 
@@ -253,13 +304,34 @@ impl Output {
         }
     }
 
-    /// As much as the client's side takes without waiting. What goes wrong shows with the rest.
-    pub(crate) fn write_now(&self, from: &[u8]) -> usize {
+    /// As much as the client's side takes without waiting. What goes wrong shows with the rest. `goes_on`: there will
+    /// be more at once.
+    pub(crate) fn write_now(&self, from: &[u8], goes_on: bool) -> usize {
+        let more = if goes_on { SendFlags::MORE } else { SendFlags::empty() };
         match self {
             Output::Plain(stream) => {
-                rustix::net::send(stream.fd(), from, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).unwrap_or(0)
+                rustix::net::send(stream.fd(), from, SendFlags::DONTWAIT | SendFlags::NOSIGNAL | more).unwrap_or(0)
             }
             Output::Sealed(_) => 0,
+        }
+    }
+
+    /// The same of what was read, from the byte `from` on.
+    pub(crate) fn send_now(&self, data: &dyn ReadData, from: usize) -> usize {
+        match self {
+            Output::Plain(stream) => data.send_now(stream.fd(), from).unwrap_or(0),
+            Output::Sealed(_) => 0,
+        }
+    }
+
+    /// Until it takes something; `false`: it did not for so long, or it is gone.
+    pub(crate) fn wait(&self, limit: Duration) -> bool {
+        match self {
+            Output::Plain(stream) => {
+                let ready = await_ready(stream.fd(), PollFlags::OUT, limit);
+                ready.is_some_and(|ready| !ready.intersects(PollFlags::ERR | PollFlags::HUP))
+            }
+            Output::Sealed(_) => false,
         }
     }
 }

@@ -82,6 +82,11 @@ impl Arena {
         Ok(Arena { object: self.object.clone(), first, bytes })
     }
 
+    /// Whether both are the same part of the same memory.
+    pub fn is(&self, other: &Arena) -> bool {
+        Arc::ptr_eq(&self.object, &other.object) && (self.first, self.bytes) == (other.first, other.bytes)
+    }
+
     pub fn len(&self) -> usize {
         self.bytes
     }
@@ -186,21 +191,20 @@ impl Arena {
         counted(unsafe { libc::writev(fd.as_fd().as_raw_fd(), parts.as_ptr(), 2) })
     }
 
-    /// One `readv` of a header and a range: how a gate takes a FUSE write without a copy. `header` is filled first.
-    pub fn readv_with_header(
-        &self,
-        fd: impl AsFd,
-        header: &mut [u8],
-        offset: usize,
-        bytes: usize,
-    ) -> io::Result<usize> {
+    /// One `recv` straight into the arena, of what has come over a socket: `WouldBlock` when nothing has, 0 at the end.
+    pub fn receive_now(&self, socket: impl AsFd, offset: usize, bytes: usize) -> io::Result<usize> {
         let to = self.writable(offset, bytes)?;
-        let parts = [
-            libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() },
-            libc::iovec { iov_base: to.cast(), iov_len: bytes },
-        ];
-        // SAFETY: both parts are writable for their length and outlive the call.
-        counted(unsafe { libc::readv(fd.as_fd().as_raw_fd(), parts.as_ptr(), 2) })
+        // SAFETY: the kernel writes at most `bytes` into a writable range that stays mapped while `self` lives.
+        counted(unsafe { libc::recv(socket.as_fd().as_raw_fd(), to.cast(), bytes, libc::MSG_DONTWAIT) })
+    }
+
+    /// One `send` straight from the arena, of as much as a socket takes: `WouldBlock` when it takes nothing.
+    pub fn send_now(&self, socket: impl AsFd, offset: usize, bytes: usize) -> io::Result<usize> {
+        let at = self.place(offset, bytes)?;
+        let from = self.object.range(at, bytes).ok_or(OutOfArena)?;
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the kernel reads at most `bytes` from a range that stays mapped while `self` lives.
+        counted(unsafe { libc::send(socket.as_fd().as_raw_fd(), from.cast_const().cast(), bytes, flags) })
     }
 
     /// One `readv` of a range and, after it, of `rest`: how a proxy takes what comes over a socket without a copy.
@@ -347,5 +351,23 @@ mod tests {
         assert_eq!(&rest, b"hell");
         assert!(arena.readv_with_rest(&to, 8190, 7, &mut rest).is_err());
         assert_eq!(arena.readv_with_rest(&to, 0, 0, &mut rest).unwrap(), 1);
+    }
+
+    #[test]
+    fn what_a_socket_has_or_takes_is_had_without_waiting() {
+        let (from, to) = std::os::unix::net::UnixStream::pair().unwrap();
+        let arena = arena(1 << 20);
+        arena.copy_in(100, b"hello").unwrap();
+        let is_nothing = |got: io::Result<usize>| got.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+        assert!(is_nothing(arena.receive_now(&to, 0, 10)));
+        assert_eq!(arena.send_now(&from, 100, 5).unwrap(), 5);
+        assert_eq!(arena.receive_now(&to, 200, 10).unwrap(), 5);
+        assert_eq!(arena.to_vec(200, 5).unwrap(), b"hello");
+        while arena.send_now(&from, 0, 1 << 20).is_ok() {}
+        assert!(is_nothing(arena.send_now(&from, 0, 1 << 20)));
+        assert!(arena.send_now(&from, 1 << 20, 1).is_err() && arena.receive_now(&to, 1 << 20, 1).is_err());
+        drop(from);
+        while arena.receive_now(&to, 0, 1 << 20).unwrap() > 0 {}
+        assert!(arena.send_now(&to, 0, 1).is_err());
     }
 }

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use abi::Endpoint;
-use libvos::{DiskClient, Durability, Epochs, Fenced, Op, Size};
+use libvos::{DiskClient, Durability, Epochs, Fenced, Op, ReservedWrite, Size, WriteBegun};
 use rustix::fs::Advice;
 use rustix::io::Errno;
 use serde_json::{Value, json};
@@ -44,6 +44,10 @@ fn main() -> std::process::ExitCode {
                 "server_that_was_left_behind_ends_and_clients_go_on_at_its_successor",
                 server_that_was_left_behind_ends_and_clients_go_on_at_its_successor,
             ),
+            (
+                "write_whose_bytes_came_before_its_server_ended_is_done_by_the_next_one",
+                write_whose_bytes_came_before_its_server_ended_is_done_by_the_next_one,
+            ),
             ("disk_is_read_as_it_was_while_others_write", disk_is_read_as_it_was_while_others_write),
             ("moment_begins_again_over_the_same_ring", moment_begins_again_over_the_same_ring),
             ("reader_that_is_too_slow_loses_the_moment", reader_that_is_too_slow_loses_the_moment),
@@ -78,6 +82,14 @@ fn block(index: u64, version: u64) -> Vec<u8> {
     (index << 32 | version).to_le_bytes().repeat(BLOCK / 8)
 }
 
+/// With the data in it. `None`: no server at the moment.
+fn room_for(client: &DiskClient, data: &[u8]) -> Option<ReservedWrite> {
+    let room = client.reserve_write(data.len() as u32).expect("possible")?;
+    let (arena, offset) = room.arena().expect("it is not begun");
+    arena.copy_in(offset, data).expect("inside");
+    Some(room)
+}
+
 /// Writes its blocks in a fixed order of its own and reads back what it wrote. Returns the versions.
 fn load(client: &DiskClient, first: u64, stop: &AtomicBool, progress: &Sender<()>) -> Vec<(u64, u64)> {
     let mut versions: Vec<(u64, u64)> = (first..BLOCKS).step_by(2).map(|index| (index, 0)).collect();
@@ -86,7 +98,12 @@ fn load(client: &DiskClient, first: u64, stop: &AtomicBool, progress: &Sender<()
         at = (at + 7) % versions.len();
         let (index, version) = &mut versions[at];
         let durability = if at % 50 == 0 { Durability::Power } else { Durability::Server };
-        client.write(*index * BLOCK as u64, &block(*index, *version + 1), durability).expect("write");
+        let (place, data) = (*index * BLOCK as u64, block(*index, *version + 1));
+        match room_for(client, &data).filter(|_| at % 3 > 0) {
+            Some(room) => room.begin(place, durability).and_then(WriteBegun::finish),
+            None => client.write(place, &data, durability),
+        }
+        .expect("write");
         *version += 1;
         let (index, version) = versions[(at * 3) % versions.len()];
         let expected = if version == 0 { vec![0; BLOCK] } else { block(index, version) };
@@ -131,6 +148,59 @@ fn acknowledged_writes_survive_two_hundred_kills_and_clients_see_no_error() {
     }
     eprintln!("{KILLS} kills, {restarts} new rings");
     assert!(restarts > 0);
+}
+
+fn write_whose_bytes_came_before_its_server_ended_is_done_by_the_next_one() {
+    let (world, image) = (World::new(), Image::new());
+    let mut server = start(&world, &image);
+    let client = DiskClient::new(world.blocking(Endpoint::DISK, SIZE));
+    client.write(0, &block(0, 1), Durability::Server).expect("written");
+    let data = |index, version| (index..index + 64).flat_map(|index| block(index, version)).collect::<Vec<u8>>();
+    let at = |index: u64| index * BLOCK as u64;
+    // Before the first greeting, after it, and with a write under way.
+    for round in 0..3_u64 {
+        let [early, late, never] = [0, 64, 128].map(|first| {
+            let room = room_for(&client, &data(first, round)).expect("there is room");
+            assert!(room.arena().is_some());
+            room
+        });
+        server.stand_still();
+        let begun = (round == 2).then(|| {
+            let room = room_for(&client, &data(192, round)).expect("there is room");
+            room.begin(at(192), Durability::Server).expect("begun")
+        });
+        server.kill();
+        let early = early.begin(at(0), Durability::Server).expect("begun");
+        assert!(round == 2 || !early.is_done());
+        server = start(&world, &image);
+        if round == 1 {
+            assert_eq!(client.read(at(500), BLOCK).expect("read"), vec![0; BLOCK]);
+        }
+        let late = late.begin(at(64), Durability::Server).expect("begun");
+        [Some(late), begun, Some(early)].into_iter().flatten().for_each(|write| write.finish().expect("written"));
+        drop(never);
+        let read = client.begin_read(at(0), 128 * BLOCK as u32).expect("begun").expect("there is room");
+        let fetched = read.fetch().expect("read");
+        let mut seen = vec![0; fetched.len()];
+        fetched.copy_to(&mut seen).expect("it is all there");
+        assert!(seen == data(0, round).into_iter().chain(data(64, round)).collect::<Vec<u8>>(), "round {round}");
+    }
+    // What was given back is had by others: all of it.
+    let all: Vec<ReservedWrite> =
+        (0..8).map(|_| client.reserve_write(1 << 20).expect("possible").expect("room")).collect();
+    assert!(client.reserve_write(BLOCK as u32).expect("possible").is_none());
+    drop(all);
+    let entries = (0..SIZE.entries).map(|_| client.reserve_write(BLOCK as u32).expect("possible").expect("room"));
+    let all: Vec<ReservedWrite> = entries.collect();
+    assert!(client.reserve_write(BLOCK as u32).expect("possible").is_none());
+    let waits = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| client.read(0, BLOCK).expect("read"));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!reader.is_finished());
+        drop(all);
+        reader.join().expect("it has room now")
+    });
+    assert_eq!(waits, block(0, 2));
 }
 
 fn disk_is_read_as_it_was_while_others_write() {

@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use ipc::Wait;
+use ipc::{Arena, Wait};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -22,7 +22,7 @@ use vos_api::{Operation, Reply};
 
 use crate::connecting::Connect;
 use crate::op::{Done, Op, SubmitError, Token};
-use crate::session::{Armed, Fenced, Identity, Session, Size, Waiter};
+use crate::session::{Armed, Fenced, Identity, Reserved, Session, Size, Waiter};
 
 /// Many threads' session with one server. Clones are the same session.
 #[derive(Clone)]
@@ -70,6 +70,19 @@ pub struct Started {
     is_over: bool,
 }
 
+/// An answer's data where its server put it. Others have the room when this is dropped.
+pub struct Fetched {
+    session: BlockingSession,
+    done: Option<Done>,
+}
+
+/// Room for a request whose bytes come before it is submitted, where its server will find them. Others have it when
+/// this is dropped.
+pub struct RequestRoom {
+    session: BlockingSession,
+    place: Option<Reserved>,
+}
+
 impl BlockingSession {
     pub fn open(connect: Box<dyn Connect>, size: Size, identity: Identity) -> io::Result<BlockingSession> {
         let session = Session::open(connect, size, identity)?;
@@ -105,6 +118,15 @@ impl BlockingSession {
     /// Submits an operation if there is room for it.
     pub fn try_start(&self, op: Op<'_>) -> Result<Option<Started>, Errno> {
         self.submit(&mut self.lock(), op)
+    }
+
+    /// Room for a request with so many bytes, if there is any and a server.
+    pub fn try_reserve(&self, bytes: u32) -> Result<Option<RequestRoom>, Errno> {
+        match self.lock().session.reserve(bytes) {
+            Ok(place) => Ok(place.map(|place| RequestRoom { session: self.clone(), place: Some(place) })),
+            Err(SubmitError::Full) => Ok(None),
+            Err(SubmitError::TooLong) => Err(Errno::INVAL),
+        }
     }
 
     /// Rings opened after the first one.
@@ -175,10 +197,10 @@ impl BlockingSession {
         state
     }
 
-    /// Gives a completion's part of the arena back.
-    fn release(&self, done: Done) {
-        let state = self.lock();
-        drop(done);
+    /// Whoever waits for room learns that there is some again.
+    fn release(&self, give_back: impl FnOnce(&mut Session)) {
+        let mut state = self.lock();
+        give_back(&mut state.session);
         if state.sleepers > 0 {
             self.inner.changed.notify_all();
         }
@@ -238,7 +260,7 @@ impl Started {
             None => Ok(Completed { results: done.results, data: done.data.to_vec() }),
             Some(errno) => Err(errno),
         };
-        self.session.release(done);
+        self.session.release(|_| drop(done));
         answer
     }
 
@@ -254,8 +276,16 @@ impl Started {
                 .map(|()| (done.results, done.data.len())),
             Some(errno) => Err(errno),
         };
-        self.session.release(done);
+        self.session.release(|_| drop(done));
         answer
+    }
+
+    /// The answer's data, where it lies.
+    pub fn fetch(mut self) -> Result<Fetched, Errno> {
+        let done = self.take();
+        let error = done.error;
+        let fetched = Fetched { session: self.session.clone(), done: Some(done) };
+        error.map_or(Ok(fetched), Err)
     }
 
     fn take(&mut self) -> Done {
@@ -279,7 +309,60 @@ impl Drop for Started {
             arrived
         };
         if let Some(done) = arrived {
-            self.session.release(done);
+            self.session.release(|_| drop(done));
+        }
+    }
+}
+
+impl Fetched {
+    pub fn len(&self) -> usize {
+        self.done.as_ref().map_or(0, |done| done.data.len())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The arena that has the bytes, and where they begin.
+    pub fn arena(&self) -> Option<(&Arena, usize)> {
+        self.done.as_ref()?.data.arena()
+    }
+
+    /// Copies from its beginning; `ERANGE` when there are fewer bytes.
+    pub fn copy_to(&self, into: &mut [u8]) -> Result<(), Errno> {
+        self.done.as_ref().ok_or(Errno::RANGE)?.data.copy_to(0, into)
+    }
+}
+
+impl Drop for Fetched {
+    fn drop(&mut self) {
+        if let Some(done) = self.done.take() {
+            self.session.release(|_| drop(done));
+        }
+    }
+}
+
+impl RequestRoom {
+    /// The arena that takes the bytes, and from where on.
+    pub fn arena(&self) -> Option<(&Arena, usize)> {
+        self.place.as_ref().map(Reserved::arena)
+    }
+
+    /// Submits an operation with the bytes that were put here; `op` has none itself, and room for no reply data.
+    pub fn start(mut self, op: Op<'_>) -> Result<Started, Errno> {
+        let session = self.session.clone();
+        let mut state = session.lock();
+        let token = state.session.submit_reserved(op, self.place.take().ok_or(Errno::INVAL)?);
+        state.session.flush();
+        drop(state);
+        Ok(Started { session, token, is_over: false })
+    }
+}
+
+impl Drop for RequestRoom {
+    fn drop(&mut self) {
+        if let Some(place) = self.place.take() {
+            self.session.release(|session| session.give_back(place));
         }
     }
 }

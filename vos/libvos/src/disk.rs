@@ -13,7 +13,9 @@ use vos_api::disk::{
 use vos_api::{Class, Operation};
 use zerocopy::FromBytes;
 
-use crate::blocking::{BlockingSession, Started};
+use ipc::Arena;
+
+use crate::blocking::{BlockingSession, Fetched, RequestRoom, Started};
 use crate::op::Op;
 
 /// Transfers of one call that are in flight at a time: enough to keep a link busy, few enough to leave others room.
@@ -120,7 +122,14 @@ impl DiskClient {
     pub fn begin_read(&self, offset: u64, bytes: u32) -> Result<Option<ReadBegun>, Errno> {
         check(offset, bytes as usize)?;
         let read = Read { offset, bytes: bytes.into() }.encode();
-        Ok(self.session.try_start(Op::of(&read, Class::Repeatable, bytes))?.map(ReadBegun))
+        let started = self.session.try_start(Op::of(&read, Class::Repeatable, bytes))?;
+        Ok(started.map(|started| ReadBegun { started, bytes }))
+    }
+
+    /// Room for a write of one transfer at most, whose bytes are put into it before it begins. `None`: there is none
+    /// until others are finished, or no server at the moment.
+    pub fn reserve_write(&self, bytes: u32) -> Result<Option<ReservedWrite>, Errno> {
+        Ok(self.session.try_reserve(bytes)?.map(|room| ReservedWrite { room, bytes }))
     }
 
     /// The same from one of the other copies of the disk, at most one transfer. `ENXIO`: so many there are not.
@@ -215,17 +224,56 @@ impl DiskClient {
 
 /// A read that is under way.
 #[must_use = "what nobody waits for is lost"]
-pub struct ReadBegun(Started);
+pub struct ReadBegun {
+    started: Started,
+    bytes: u32,
+}
 
 impl ReadBegun {
-    /// Whether [`ReadBegun::finish`] has nothing to wait for.
+    /// Whether [`ReadBegun::fetch`] has nothing to wait for.
+    pub fn is_done(&self) -> bool {
+        self.started.is_done()
+    }
+
+    /// Waits for it, and leaves what was read where it is: as many bytes as were asked for.
+    pub fn fetch(self) -> Result<Fetched, Errno> {
+        let fetched = self.started.fetch()?;
+        if fetched.len() == self.bytes as usize { Ok(fetched) } else { Err(Errno::IO) }
+    }
+}
+
+/// Where the bytes of a write belong.
+pub struct ReservedWrite {
+    room: RequestRoom,
+    bytes: u32,
+}
+
+impl ReservedWrite {
+    /// The arena that takes them, and from where on.
+    pub fn arena(&self) -> Option<(&Arena, usize)> {
+        self.room.arena()
+    }
+
+    /// Begins the write, which goes on beside others.
+    pub fn begin(self, offset: u64, durability: Durability) -> Result<WriteBegun, Errno> {
+        check(offset, self.bytes as usize)?;
+        let write = Write { durability, offset }.encode();
+        Ok(WriteBegun(self.room.start(Op::of(&write, Class::Repeatable, 0))?))
+    }
+}
+
+/// A write that is under way.
+#[must_use = "nobody knows whether it happened"]
+pub struct WriteBegun(Started);
+
+impl WriteBegun {
+    /// Whether [`WriteBegun::finish`] has nothing to wait for.
     pub fn is_done(&self) -> bool {
         self.0.is_done()
     }
 
-    /// Waits for it. `into` has as many bytes as were asked for.
-    pub fn finish(self, into: &mut [u8]) -> Result<(), Errno> {
-        finish_read(self.0, into)
+    pub fn finish(self) -> Result<(), Errno> {
+        self.0.wait().map(drop)
     }
 }
 

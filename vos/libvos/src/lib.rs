@@ -25,13 +25,13 @@ mod op;
 mod session;
 mod space;
 
-pub use blocking::{BlockingSession, Completed, Started};
+pub use blocking::{BlockingSession, Completed, Fetched, RequestRoom, Started};
 pub use connect::{PortConnect, SharedPort};
 pub use connecting::{ATTEMPT, Connect};
 pub use cs::{
     ConnectError, CsClient, GroupEvent, GroupMember, GroupMembership, Holder, NodeVitals, ValueChange, ValueEvent,
 };
-pub use disk::{Access, DiskClient, DiskInfo, Durability, Need, ReadBegun};
+pub use disk::{Access, DiskClient, DiskInfo, Durability, Need, ReadBegun, ReservedWrite, WriteBegun};
 pub use ds::{DsClient, DsEvent, Entry, EventKind, Listing};
 pub use hold::OwnHold;
 pub use op::{Data, Done, Op, Sequenced, SubmitError, Token};

@@ -121,6 +121,8 @@ pub struct Session {
     connect: Option<Box<dyn Connect>>,
     slots: Vec<Option<Pending>>,
     free_slots: Vec<u32>,
+    /// Places that were handed out and hold no operation.
+    reserved: usize,
     /// Slots of operations without completion, in the order of submission.
     order: BTreeMap<Token, u32>,
     space: Arc<Mutex<Space>>,
@@ -146,6 +148,21 @@ struct Pending {
     submission: Submission,
     range: Range,
     held: Held,
+}
+
+/// A place for an operation whose bytes come first.
+pub(crate) struct Reserved {
+    slot: u32,
+    range: Range,
+    arena: Arena,
+    bytes: u32,
+}
+
+impl Reserved {
+    /// Where its bytes belong.
+    pub(crate) fn arena(&self) -> (&Arena, usize) {
+        (&self.arena, self.range.offset() as usize)
+    }
 }
 
 /// Where the request's bytes are until the completion comes.
@@ -190,6 +207,7 @@ impl Session {
             connect: Some(connect),
             slots: (0..entries).map(|_| None).collect(),
             free_slots: (0..entries).rev().collect(),
+            reserved: 0,
             order: BTreeMap::new(),
             space: Arc::new(Mutex::new(Space::new(arena_bytes))),
             ready: VecDeque::new(),
@@ -249,20 +267,70 @@ impl Session {
     /// Takes an operation; [`Session::flush`] makes it visible to the server.
     pub fn submit(&mut self, op: Op<'_>) -> Result<Token, SubmitError> {
         let out_bytes = u32::try_from(op.out.len()).map_err(|_| SubmitError::TooLong)?;
-        let span = out_bytes.max(op.in_capacity);
-        if span > TRANSFER_BYTES_MAX || !self.space.lock().could_hold(span) {
-            return Err(SubmitError::TooLong);
-        }
+        let span = self.checked_span(out_bytes.max(op.in_capacity))?;
         if self.fenced().is_some() {
             return Ok(self.refuse());
         }
-        if self.order.len() >= self.in_flight_max {
-            return Err(SubmitError::Full);
+        let (slot, range) = self.take_place(span).ok_or(SubmitError::Full)?;
+        let submission = self.submission(slot, &range, op, out_bytes);
+        let held = self.hold(op.out, &submission);
+        Ok(self.accept(submission, range, held))
+    }
+
+    /// A place for an operation with so many bytes, which are put into it before it is submitted. `None`: there is none
+    /// at the moment, or no server. It is submitted or given back.
+    pub(crate) fn reserve(&mut self, bytes: u32) -> Result<Option<Reserved>, SubmitError> {
+        let bytes = self.checked_span(bytes)?;
+        let Stage::Up(ring) = &self.stage else { return Ok(None) };
+        let arena = ring.arena().clone();
+        let place = self.take_place(bytes).map(|(slot, range)| Reserved { slot, range, arena, bytes });
+        self.reserved += usize::from(place.is_some());
+        Ok(place)
+    }
+
+    pub(crate) fn give_back(&mut self, Reserved { slot, range, .. }: Reserved) {
+        self.reserved -= 1;
+        self.free_slots.push(slot);
+        self.space.lock().free(range);
+    }
+
+    /// Takes an operation whose bytes are there already. Its own `out` is for nothing, and no data is answered.
+    pub(crate) fn submit_reserved(&mut self, op: Op<'_>, place: Reserved) -> Token {
+        if self.fenced().is_some() {
+            self.give_back(place);
+            return self.refuse();
         }
-        let slot = *self.free_slots.last().ok_or(SubmitError::Full)?;
-        let range = self.space.lock().take(span).ok_or(SubmitError::Full)?;
+        self.reserved -= 1;
+        let Reserved { slot, range, arena, bytes } = place;
+        let submission = self.submission(slot, &range, op.room(0), bytes);
+        let mut held = Held::Arena(arena);
+        // Another server may have come since. One that is only greeted is sent what lies ready in any case.
+        if let Stage::Up(ring) = &self.stage
+            && held.move_to(ring.arena(), &submission).is_err()
+        {
+            self.lost(&"the new ring has no room for what was reserved");
+        }
+        self.accept(submission, range, held)
+    }
+
+    /// An operation's room, if there can be so much.
+    fn checked_span(&self, bytes: u32) -> Result<u32, SubmitError> {
+        let is_possible = bytes <= TRANSFER_BYTES_MAX && self.space.lock().could_hold(bytes);
+        if is_possible { Ok(bytes) } else { Err(SubmitError::TooLong) }
+    }
+
+    fn take_place(&mut self, bytes: u32) -> Option<(u32, Range)> {
+        if self.order.len() + self.reserved >= self.in_flight_max {
+            return None;
+        }
+        let slot = *self.free_slots.last()?;
+        let range = self.space.lock().take(bytes)?;
         self.free_slots.pop();
-        let submission = Submission {
+        Some((slot, range))
+    }
+
+    fn submission(&mut self, slot: u32, range: &Range, op: Op<'_>, out_bytes: u32) -> Submission {
+        Submission {
             tag: slot,
             op: op.op,
             flags: op.flags,
@@ -272,15 +340,17 @@ impl Session {
             in_capacity: op.in_capacity,
             reserved: 0,
             args: op.args,
-        };
-        let held = self.hold(op.out, &submission);
-        let token = self.token();
+        }
+    }
+
+    fn accept(&mut self, submission: Submission, range: Range, held: Held) -> Token {
+        let (token, slot) = (self.token(), submission.tag);
         if let Some(place) = self.slots.get_mut(slot as usize) {
             *place = Some(Pending { token, submission, range, held });
         }
         self.order.insert(token, slot);
         self.send(&submission);
-        Ok(token)
+        token
     }
 
     /// Makes everything submitted visible to the server. Cheap when there is nothing new.
@@ -449,7 +519,9 @@ impl Session {
         let ring = Arc::clone(ring);
         for &slot in self.order.values() {
             let Some(pending) = self.slots.get_mut(slot as usize).and_then(Option::as_mut) else { continue };
-            if pending.move_to(ring.arena()).is_err() || ring.submit(&pending.submission).is_err() {
+            if pending.held.move_to(ring.arena(), &pending.submission).is_err()
+                || ring.submit(&pending.submission).is_err()
+            {
                 return self.lost(&"the new ring has no room for what was in flight");
             }
         }
@@ -478,7 +550,14 @@ impl Session {
         let Some(pending) = place.take() else { return };
         self.free_slots.push(completion.tag);
         self.order.remove(&pending.token);
-        let data = Data::new(arena, pending.range, completion.in_bytes, Arc::clone(&self.space));
+        let data = match completion.in_bytes {
+            // Others need not wait until somebody comes for it.
+            0 => {
+                self.space.lock().free(pending.range);
+                Data::none()
+            }
+            bytes => Data::new(arena, pending.range, bytes, Arc::clone(&self.space)),
+        };
         self.ready.push_back(Done {
             token: pending.token,
             sequence: completion.sequence,
@@ -564,16 +643,17 @@ impl Session {
     }
 }
 
-impl Pending {
+impl Held {
     /// Moves the request's bytes into the arena of another ring.
-    fn move_to(&mut self, arena: &Arena) -> Result<(), Errno> {
-        let (offset, bytes) = (self.submission.arena_offset as usize, self.submission.out_bytes as usize);
-        match &self.held {
+    fn move_to(&mut self, arena: &Arena, submission: &Submission) -> Result<(), Errno> {
+        let (offset, bytes) = (submission.arena_offset as usize, submission.out_bytes as usize);
+        match self {
             Held::Nothing => Ok(()),
             Held::Copy(copy) => arena.copy_in(offset, copy).map_err(|_| Errno::INVAL),
+            Held::Arena(old) if old.is(arena) => Ok(()),
             Held::Arena(old) => {
                 arena.copy_from(offset, old, offset, bytes).map_err(|_| Errno::INVAL)?;
-                self.held = Held::Arena(arena.clone());
+                *self = Held::Arena(arena.clone());
                 Ok(())
             }
         }
