@@ -32,7 +32,7 @@ pub struct Common {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=99))]
     pub rounds: u32,
     /// The binary whose cluster is measured.
-    #[arg(long, default_value = "../target/x86_64-unknown-linux-gnu/debug/dvs")]
+    #[arg(long, default_value = "../target/x86_64-unknown-linux-gnu/release/dvs")]
     dvs: PathBuf,
     /// Writes every figure of every round to this file (docs/design/bench.md says what is what).
     #[arg(long, value_name = "FILE")]

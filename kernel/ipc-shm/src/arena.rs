@@ -107,19 +107,15 @@ impl Arena {
 
     /// Copies a range into memory of our own. `bytes` must have been bounded by the caller.
     pub fn to_vec(&self, offset: usize, bytes: usize) -> Result<Vec<u8>, OutOfArena> {
-        self.place(offset, bytes)?;
-        let mut data = vec![0; bytes];
-        self.copy_out(offset, &mut data)?;
+        let mut data = Vec::new();
+        self.append_to(offset, bytes, &mut data)?;
         Ok(data)
     }
 
     /// Appends a range to `data`: what a proxy does with the bytes of a frame.
-    #[allow(clippy::indexing_slicing, reason = "`data` was grown just now")]
     pub fn append_to(&self, offset: usize, bytes: usize, data: &mut Vec<u8>) -> Result<(), OutOfArena> {
-        self.place(offset, bytes)?;
-        let start = data.len();
-        data.resize(start + bytes, 0);
-        self.copy_out(offset, &mut data[start..])
+        let at = self.place(offset, bytes)?;
+        self.object.append_to(at, bytes, data).ok_or(OutOfArena)
     }
 
     pub fn zero(&self, offset: usize, bytes: usize) -> Result<(), OutOfArena> {
@@ -297,6 +293,11 @@ mod tests {
         assert_eq!(arena.copy_in(usize::MAX, b"abc"), Err(OutOfArena));
         assert_eq!(arena.copy_out(8192, &mut [0]), Err(OutOfArena));
         assert_eq!(arena.copy_in(8189, b"abc"), Ok(()));
+        assert_eq!(arena.to_vec(8190, 3), Err(OutOfArena));
+        let mut data = b"before ".to_vec();
+        assert_eq!(arena.append_to(8189, 3, &mut data), Ok(()));
+        assert_eq!(arena.append_to(8192, 1, &mut data), Err(OutOfArena));
+        assert_eq!(data, b"before abc");
     }
 
     #[test]

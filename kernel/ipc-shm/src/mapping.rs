@@ -164,6 +164,19 @@ impl Mapping {
         Some(())
     }
 
+    /// Appends a range to `data`, whose memory is written once. `None` when the range is not inside.
+    pub fn append_to(&self, at: usize, bytes: usize, data: &mut Vec<u8>) -> Option<()> {
+        let from = self.range(at, bytes)?;
+        data.reserve(bytes);
+        // SAFETY: 1. As in `copy_out`, into memory that `data` has behind its length: `reserve`. 2. All of it is
+        // written before it belongs to the length.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, data.as_mut_ptr().add(data.len()), bytes);
+            data.set_len(data.len() + bytes);
+        }
+        Some(())
+    }
+
     /// Copies into the object. `None` when the range is not inside or the object is read-only.
     #[inline]
     pub fn copy_in(&self, at: usize, data: &[u8]) -> Option<()> {

@@ -150,11 +150,8 @@ impl Data {
     }
 
     pub fn to_vec(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.len()];
-        match self.copy_to(0, &mut bytes) {
-            Ok(()) => bytes,
-            Err(_) => Vec::new(),
-        }
+        let data = self.arena().and_then(|(arena, offset)| arena.to_vec(offset, self.len()).ok());
+        data.unwrap_or_default()
     }
 }
 

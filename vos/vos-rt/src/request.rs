@@ -134,8 +134,9 @@ impl Request {
 
     /// A copy of the request's bytes: what is parsed must not change any more.
     pub fn data(&self) -> Vec<u8> {
-        let mut data = vec![0; self.submission.out_bytes as usize];
-        self.data_into(0, &mut data).map_or_else(|_| Vec::new(), |()| data)
+        let bytes = self.submission.out_bytes;
+        let place = self.place(0, bytes as usize, bytes).ok();
+        place.and_then(|place| self.ring.arena.to_vec(place, bytes as usize).ok()).unwrap_or_default()
     }
 
     /// Copies the request's bytes from `at` on. `EINVAL` when they end before `into` is full.
