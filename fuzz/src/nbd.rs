@@ -3,79 +3,21 @@
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::Mutex;
 
-use gate_nbd::{BlockStore, Exporter};
-use rustix::io::Errno;
+use gate_nbd::Exporter;
+use gate_nbd::testing::MemoryStore;
 
-const BYTES: usize = 64 * 4096;
+/// More than is begun and finished later, at a time.
+const BLOCKS: usize = 512;
+const BYTES: usize = BLOCKS * 4096;
 /// As much is said to who asks for all of it again and again.
 const HEARD_MAX: u64 = 256 << 20;
-
-struct Memory {
-    bytes: Mutex<Vec<u8>>,
-    is_read_only: bool,
-}
-
-impl Memory {
-    fn new(is_read_only: bool) -> Box<Memory> {
-        Box::new(Memory { bytes: Mutex::new(vec![0; BYTES]), is_read_only })
-    }
-
-    /// Blocks that are asked for are there, whatever the client says.
-    fn range(offset: u64, bytes: usize) -> std::ops::Range<usize> {
-        let range = offset as usize..offset as usize + bytes;
-        assert!(range.end <= BYTES && range.start.is_multiple_of(4096) && range.end.is_multiple_of(4096));
-        range
-    }
-}
-
-impl BlockStore for Memory {
-    fn bytes(&self) -> u64 {
-        BYTES as u64
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.is_read_only
-    }
-
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
-        into.copy_from_slice(&self.bytes.lock().unwrap()[Memory::range(offset, into.len())]);
-        Ok(())
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> Result<(), Errno> {
-        assert!(!self.is_read_only);
-        self.bytes.lock().unwrap()[Memory::range(offset, data.len())].copy_from_slice(data);
-        Ok(())
-    }
-
-    fn flush(&self) -> Result<(), Errno> {
-        Ok(())
-    }
-
-    fn discard(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
-        assert!(!self.is_read_only);
-        self.bytes.lock().unwrap()[Memory::range(offset, bytes as usize)].fill(0);
-        Ok(())
-    }
-
-    fn allocate(&self, offset: u64, bytes: u64) -> Result<(), Errno> {
-        assert!(!self.is_read_only);
-        Memory::range(offset, bytes as usize);
-        Ok(())
-    }
-
-    fn data_from(&self, offset: u64) -> Option<(u64, u64)> {
-        (offset < BYTES as u64).then_some((offset, BYTES as u64))
-    }
-}
 
 /// Says all of it, and listens to the end; the connection ends, whatever was said.
 pub fn nbd(data: &[u8]) {
     let mut exporter = Exporter::default();
-    exporter.export("disk", "to be written", Memory::new(false));
-    exporter.export("other", "", Memory::new(true));
+    exporter.export("disk", "to be written", Box::new(MemoryStore::of_blocks(BLOCKS)));
+    exporter.export("other", "", Box::new(MemoryStore::of_blocks(BLOCKS).read_only()));
     let (client, server) = UnixStream::pair().unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -115,6 +57,8 @@ pub fn corpus() -> Vec<Vec<u8>> {
     let work = [
         request(1, 0, 5, 300, &[9; 300]),
         request(0, 0, 0, 8192, b""),
+        request(1, 0, 8192, 8192, &[3; 8192]),
+        request(0, 0, 65536, 131_072, b""),
         request(1, 1, 4096, 4096, &[1; 4096]),
         request(6, 2, 8192, 10_000, b""),
         request(4, 0, 100, 9000, b""),
@@ -128,6 +72,7 @@ pub fn corpus() -> Vec<Vec<u8>> {
         [&flags[..], &option(3, b""), &option(6, &named("disk", &[0, 0])), &option(2, b"")].concat(),
         [&flags[..], &option(8, b""), &option(10, &named("disk", &contexts)), &go("disk"), &work].concat(),
         [&flags[..], &go("other"), &work].concat(),
+        [&flags[..], &go("disk"), &request(1, 0, 1 << 20, 1 << 20, &[4; 2000])].concat(),
         [&flags[..], &option(1, b"disk"), &work].concat(),
         [&flags[..], &option(5, b""), &option(9, &named("", &contexts)), &go("")].concat(),
     ]

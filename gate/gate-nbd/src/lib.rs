@@ -31,6 +31,7 @@ mod server;
 mod spawn;
 mod store;
 mod stream;
+pub mod testing;
 mod tls;
 mod transfers;
 mod volume;

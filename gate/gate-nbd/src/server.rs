@@ -211,8 +211,8 @@ mod tests {
     use std::thread::JoinHandle;
 
     use super::*;
-    use crate::bytes::tests::MemoryStore;
     use crate::store::{BegunRead, BegunWrite, ReadData, WriteRoom};
+    use crate::testing::MemoryStore;
     use crate::transfers::PATIENCE;
     use crate::wire::{REQUEST_BYTES, REQUEST_MAGIC, SIMPLE_REPLY_MAGIC, TRANSFER_BYTES_MAX, flag, option};
 
