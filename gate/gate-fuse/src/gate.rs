@@ -1076,6 +1076,7 @@ impl<B: Backend> Gate<B> {
             ino: None,
             stage,
             names_until,
+            names: Vec::new(),
             not_before,
             found_in,
             bytes,
@@ -1094,6 +1095,7 @@ impl<B: Backend> Gate<B> {
                 if names.is_empty() {
                     begin.names_until = None;
                 }
+                begin.names.clone_from(&names);
                 begin.ino = Some(ino);
                 // While a change of ours holds that directory's lock, nobody is looking up anything there.
                 let found_in = self.cache.recalled(ino, (why == Why::Change).then_some(now));
@@ -1210,11 +1212,14 @@ impl<B: Backend> Gate<B> {
             return;
         }
         let ours = Ours { flights: &self.flights, drops: &self.drops, state: &self.state, behind: &self.behind };
-        for (recall, ino) in self.recalls.settled(&ours) {
+        let settled = self.recalls.settled(&ours);
+        let hanging = self.recalls.hanging(now, &ours);
+        self.recalls.settle_names(|directory, names| self.flights.leave_out_changed(directory, names));
+        for (recall, ino) in settled {
             notify::drop_attributes(&self.fuse, ino);
             self.recalls.reached(recall, Stage::Done);
         }
-        for (recall, ino, bytes) in self.recalls.hanging(now, &ours) {
+        for (recall, ino, bytes) in hanging {
             let busy = self.flights.locked_ranges(ino);
             self.give(Job::Inode { recall, ino, busy, found_in: None, bytes, names: Vec::new() });
         }

@@ -112,6 +112,8 @@ pub struct Begin {
     pub stage: Stage,
     /// When the names are trusted no more, distrusted or not.
     pub names_until: Option<Instant>,
+    /// Those names of the inode, a directory, that the notifier takes from the kernel at last.
+    pub names: Vec<Vec<u8>>,
     /// Names that nobody knows are trusted until then.
     pub not_before: Option<Instant>,
     /// The directory in which the inode was found lately.
@@ -219,6 +221,21 @@ impl Recalls {
                 && under.event.found_in.is_some_and(|directory| in_flight.changes_names_of(directory))
         });
         settled.filter_map(|under| under.event.ino.map(|ino| (under.event.recall, ino))).collect()
+    }
+
+    /// Events for which the notifier may wait for the lock of a directory, which a change of ours took after the event
+    /// came: the directory, and its names that are still trusted, but for those that `leave_out` takes out because a
+    /// change in flight is about them. An event with none left is carried out.
+    pub fn settle_names(&mut self, mut leave_out: impl FnMut(u64, &mut Vec<Vec<u8>>)) {
+        for under in self.under_way.iter_mut().filter(|under| under.event.stage == Stage::Pages) {
+            let names = &mut under.event.names;
+            if let Some(ino) = under.event.ino.filter(|_| !names.is_empty()) {
+                leave_out(ino, names);
+                if names.is_empty() {
+                    under.event.stage = Stage::Done;
+                }
+            }
+        }
     }
 
     /// Whether any event waits for the server to be told what is open.
@@ -335,9 +352,9 @@ mod tests {
     fn event(recall: u64, ino: u64) -> Begin {
         let (names_until, not_before, found_in) = (None, None, Some(6));
         let (stage, bytes, untold) = (Stage::Begun, None, Vec::new());
-        let (promised, is_told_early) = (Vec::new(), false);
+        let (promised, is_told_early, names) = (Vec::new(), false, Vec::new());
         let ino = Some(ino);
-        Begin { recall, ino, stage, names_until, not_before, found_in, bytes, untold, promised, is_told_early }
+        Begin { recall, ino, stage, names_until, names, not_before, found_in, bytes, untold, promised, is_told_early }
     }
 
     #[test]
@@ -407,6 +424,23 @@ mod tests {
         assert_eq!(recalls.deadline(now), Some(now + GRACE));
         assert_eq!(recalls.released(until - GRACE, &Ours { bytes: false, change: true, ..NOTHING }), None);
         assert_eq!(recalls.released(until, &Ours { bytes: false, change: true, ..NOTHING }), Some(1));
+    }
+
+    #[test]
+    fn names_that_a_later_change_of_ours_is_about_are_not_waited_for() {
+        let (mut recalls, now) = (Recalls::default(), Instant::now());
+        let names = vec![b"a".to_vec(), b"b".to_vec()];
+        recalls.begin(Begin { names, names_until: Some(now + 10 * GRACE), ..event(1, 6) }, now);
+        // Pages and attributes come first.
+        recalls.settle_names(|_, names| names.clear());
+        assert_eq!(recalls.released(now, &NOTHING), None);
+        recalls.reached(1, Stage::Pages);
+        let without =
+            |name: &'static [u8]| move |ino: u64, names: &mut Vec<Vec<u8>>| names.retain(|one| ino != 6 || one != name);
+        recalls.settle_names(without(b"a"));
+        assert_eq!(recalls.released(now, &NOTHING), None, "the other one is still trusted");
+        recalls.settle_names(without(b"b"));
+        assert_eq!(recalls.released(now, &NOTHING), Some(1));
     }
 
     #[test]
