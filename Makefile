@@ -14,7 +14,7 @@ help:
 	@echo "make demo         three nodes, one container across them, an unmodified web server (KEEP=1 leaves it up)"
 	@echo "make test         every test that takes minutes at most"
 	@echo "make test-long    the rest: storms, crash tests with many seeds, a Debian root file system, files compared with one kernel (half a day; ONLY=robustness for some)"
-	@echo "make bench        M3-IPC beside other mechanisms, half an hour (BENCH=ipc, proxy, proc, disk, fs or reach for one part, ARGS='--help')"
+	@echo "make bench        M3-IPC beside other mechanisms, half an hour after a build for release (BENCH=ipc, proxy, proc, disk, fs or reach for one part, ARGS='--help')"
 	@echo "make build        the one binary: $(DVS)"
 	@echo "make lib          the C library, libm3ipc"
 	@echo "make install-lib  the C library, its headers and manual pages, to \$$DESTDIR\$$PREFIX (/usr/local)"
